@@ -1,0 +1,115 @@
+"""The consumer warpgroups: walk over tiles, main loop of wgmmas, epilogue."""
+
+from __future__ import annotations
+
+from ..space import PINGPONG, Schedule
+from . import epilogue
+
+
+def consumer(s: Schedule, leave: str) -> str:
+    """The rest of the kernel, after the producer has returned."""
+    pingpong = s.arrangement == PINGPONG
+    clustered = s.cluster_size > 1
+    staged = s.store == "tma"
+    lines = ["  // Consumers."]
+    if s.consumer_regs:
+        lines.append(f"  grow_registers<{s.consumer_regs}>();")
+    lines += [
+        "  const int consumer = warpgroup - 1;",
+        "  const int thread = threadIdx.x % 128;",
+        f"  const int tile_row = {'0' if pingpong or s.consumers == 1 else 'consumer * 64 * M64'};"
+        "  // of this warpgroup, in the CTA tile",
+        "  const u64 a_descriptor = descriptor(smem + SMEM_A + tile_row * 128);",
+        "  const u64 b_descriptor = descriptor(smem + SMEM_B);",
+    ]
+    if clustered:
+        lines += [
+            "  // Thread i hands stages back to peer i: first the CTAs of its cluster column, then the others of its row.",
+            "  constexpr int PEERS = CLUSTER_M + CLUSTER_N - 1;",
+            "  const int other = thread - CLUSTER_M;",
+            "  const u32 peer = thread < CLUSTER_M",
+            "      ? thread + cluster_column * CLUSTER_M",
+            "      : cluster_row + (other + (other >= cluster_column)) * CLUSTER_M;",
+            "  const u32 peer_empty = peer_address(empty, thread < PEERS ? peer : rank);",
+            "  auto hand_back = [&](u32 stage) {",
+            "    if (thread < PEERS) mbarrier_arrive_peer(peer_empty + 8 * stage);",
+            "  };",
+        ]
+    else:
+        lines += [
+            "  auto hand_back = [&](u32 stage) {",
+            "    if (thread == 0) mbarrier_arrive(empty + 8 * stage);",
+            "  };",
+        ]
+    if staged:
+        lines.append("  const u32 chunks = smem + SMEM_EPILOGUE + consumer * BUFFERS * CHUNK;")
+    if pingpong:
+        lines += [
+            "",
+            "  // Ping-pong: main loops take turns, so that one warpgroup's epilogue runs under the other's wgmmas.",
+            "  const u32 my_turn = 4 + consumer, other_turn = 4 + (consumer ^ 1);",
+            "  if (consumer == 1) named_arrive(other_turn, 256);",
+            "  Ring ring{0, 0};",
+            "  if (consumer == 1) ring.skip(k_blocks);",
+            "",
+            "  for (int tile = first_tile + consumer * tile_step; tile < tiles; tile += 2 * tile_step) {",
+        ]
+    else:
+        lines += ["  Ring ring{0, 0};", "", "  for (int tile = first_tile; tile < tiles; tile += tile_step) {"]
+    lines += ["    float accumulators[M64][TILE_N / 2];"]
+    if pingpong:
+        lines.append("    named_sync(my_turn, 256);")
+    lines += _main_loop(s)
+    if pingpong:
+        lines.append("    named_arrive(other_turn, 256);")
+    lines.append("    wgmma_wait<0>();")
+    if s.mma_in_flight:
+        lines.append("    hand_back(last_stage);")
+    if pingpong:
+        lines.append("    ring.skip(k_blocks);")
+    lines += [
+        "",
+        "    const Position at = tile_position(tile, walk);",
+        "    const int row = (at.m * CLUSTER_M + cluster_row) * TILE_M + tile_row;",
+        "    const int column = (at.n * CLUSTER_N + cluster_column) * TILE_N;",
+        *("    " + line for line in epilogue.call(s)),
+        "  }",
+    ]
+    if staged:
+        lines.append("  if (thread == 0) tma_store_wait<0>();")
+    if leave:
+        lines.append(leave)
+    return "\n".join(lines)
+
+
+def _main_loop(s: Schedule) -> list[str]:
+    """Per k-block: wait for the stage, one fence, all wgmmas, one commit, one wait, hand a stage back."""
+    lines = []
+    if s.mma_in_flight:
+        lines.append("    u32 last_stage = 0;")
+    lines += [
+        "    #pragma unroll 1",
+        "    for (int block = 0; block < k_blocks; ++block) {",
+        "      mbarrier_wait(full + 8 * ring.stage, ring.parity);",
+        "      const u64 a = a_descriptor + ring.stage * (A_STAGE >> 4);",
+        "      const u64 b = b_descriptor + ring.stage * (B_STAGE >> 4);",
+        "      wgmma_fence();",
+        "      #pragma unroll",
+        "      for (int step = 0; step < TILE_K / 16; ++step) {  // 16 columns are 32 bytes",
+        "        #pragma unroll",
+        "        for (int i = 0; i < M64; ++i)",
+        "          wgmma(accumulators[i], a + ((step / 4 * A_SLAB + i * 64 * 128 + step % 4 * 32) >> 4),",
+        "                b + ((step / 4 * B_SLAB + step % 4 * 32) >> 4), block | step);",
+        "      }",
+        "      wgmma_commit();",
+        f"      wgmma_wait<{s.mma_in_flight}>();",
+    ]
+    if s.mma_in_flight:
+        lines += [
+            "      if (block > 0) hand_back(last_stage);  // the k-block before this one has been read",
+            "      last_stage = ring.stage;",
+        ]
+    else:
+        lines.append("      hand_back(ring.stage);")
+    lines += ["      ring.next();", "    }"]
+    return lines

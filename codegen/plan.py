@@ -1,0 +1,138 @@
+"""What a launch needs beside the cubin: grid, shared memory, tensor maps, scalar arguments. Pure Python.
+
+`measure.driver` turns a plan into driver calls; nothing else in the project launches a generated kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..space import (
+    DTYPE_BYTES,
+    OUT_DTYPE_BYTES,
+    Problem,
+    Schedule,
+    shared_memory,
+    store_pieces,
+    tile_grid,
+)
+from ..space.resources import SWIZZLE_BYTES
+
+INT_ARGUMENTS = ("m", "n", "k", "tiles_m", "tiles_n", "raster_n", "swizzle", "serpentine", "k_zigzag")
+"""The 32-bit kernel arguments after the tensor maps, in order. `tiles_*` count cluster tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapSpec:
+    """The arguments of one cuTensorMapEncodeTiled call: a row-major matrix and the box that one TMA moves.
+
+    `extents` and `box` are (columns, rows), columns contiguous, in elements; `pitch_bytes` is from row to row;
+    `swizzle_bytes` is 0, 32, 64 or 128. Out-of-bounds elements read as zero and are not written.
+    """
+
+    operand: str
+    """Whose memory it describes: `a`, `b` or `d`."""
+    dtype: str
+    extents: tuple[int, int]
+    pitch_bytes: int
+    box: tuple[int, int]
+    swizzle_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """One launch. Arguments are the tensor maps in order, then `ints`, then, for direct stores, D's address
+    and its pitch in elements (64-bit each)."""
+
+    tensor_maps: tuple[TensorMapSpec, ...]
+    ints: tuple[int, ...]
+    direct_store: bool
+    d_pitch: int
+    block: int
+    cluster: int
+    smem_bytes: int
+    clusters: int
+    """Cluster tiles of the problem: the grid of a kernel that is not persistent."""
+    persistent: bool
+    ctas: int
+    """Cap on a persistent grid; 0 means none."""
+
+    def grid(self, resident_clusters: int) -> int:
+        """CTAs to launch (a one-dimensional grid), when the device holds `resident_clusters` clusters at once
+        (cuOccupancyMaxActiveClusters)."""
+        if not self.persistent:
+            return self.clusters * self.cluster
+        limit = min(resident_clusters, self.clusters)
+        if self.ctas:
+            limit = min(limit, self.ctas // self.cluster)
+        return limit * self.cluster
+
+
+def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
+    """The launch of `schedule` on `problem`, which must be valid together."""
+    element = DTYPE_BYTES[problem.dtype]
+    slab = SWIZZLE_BYTES // element
+    maps = [
+        TensorMapSpec(
+            operand=operand,
+            dtype=problem.dtype,
+            extents=(problem.k, rows),
+            pitch_bytes=problem.k * element,
+            box=(slab, tile // sharers),
+            swizzle_bytes=SWIZZLE_BYTES,
+        )
+        for operand, rows, tile, sharers in (
+            ("a", problem.m, schedule.tile_m, schedule.cluster_n),
+            ("b", problem.n, schedule.tile_n, schedule.cluster_m),
+        )
+    ]
+    out = OUT_DTYPE_BYTES[problem.out_dtype]
+    if schedule.store == "tma":
+        maps += [
+            TensorMapSpec(
+                operand="d",
+                dtype=problem.out_dtype,
+                extents=(problem.n, problem.m),
+                pitch_bytes=problem.n * out,
+                box=(width, 64),
+                swizzle_bytes=piece_swizzle_bytes(width),
+            )
+            for width in store_widths(schedule)
+        ]
+    grid = tile_grid(problem, schedule)
+    return LaunchPlan(
+        tensor_maps=tuple(maps),
+        ints=(
+            problem.m,
+            problem.n,
+            problem.k,
+            grid.m,
+            grid.n,
+            int(schedule.raster == "n"),
+            schedule.swizzle,
+            int(schedule.serpentine),
+            int(schedule.k_zigzag),
+        ),
+        direct_store=schedule.store == "direct",
+        d_pitch=problem.n,
+        block=schedule.threads,
+        cluster=schedule.cluster_size,
+        smem_bytes=shared_memory(problem, schedule).total,
+        clusters=grid.clusters,
+        persistent=schedule.persistent,
+        ctas=schedule.ctas,
+    )
+
+
+def store_widths(schedule: Schedule) -> tuple[int, ...]:
+    """The distinct widths of the epilogue's pieces, widest first: one tensor map for each."""
+    widths = {width for _, width in store_pieces(schedule.tile_n, schedule.epilogue_n)}
+    return tuple(sorted(widths, reverse=True))
+
+
+def piece_swizzle_bytes(width: int) -> int:
+    """The shared-memory swizzle of a piece of `width` 16-bit columns: its row, and none for 16-byte rows.
+
+    Eight rows of 16 bytes then fall into different banks for every width.
+    """
+    return 0 if width == 8 else 2 * width

@@ -1,0 +1,183 @@
+"""CUDA functions around single PTX instructions, as source text. A kernel gets those it uses."""
+
+from __future__ import annotations
+
+TYPES = """\
+typedef unsigned int u32;
+typedef unsigned long long u64;
+struct alignas(64) TensorMap { char bytes[128]; };"""
+
+PRIMITIVES: dict[str, str] = {
+    "shared_address": """\
+// The 32-bit address of a pointer into shared memory.
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  u32 address;
+  asm("{ .reg .u64 a; cvta.to.shared.u64 a, %1; cvt.u32.u64 %0, a; }" : "=r"(address) : "l"(pointer));
+  return address;
+}""",
+    "elect_one": """\
+// True in one thread of a converged warp.
+__device__ __forceinline__ bool elect_one() {
+  u32 elected;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(elected));
+  return elected != 0;
+}""",
+    "mbarrier_init": """\
+__device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}""",
+    "mbarrier_init_fence": """\
+// Makes initialised mbarriers visible to the copy engine and to the other CTAs of the cluster.
+__device__ __forceinline__ void mbarrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}""",
+    "mbarrier_wait": """\
+// Returns when the phase of the given parity has completed.
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
+  u32 done;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  } while (!done);
+}""",
+    "mbarrier_expect": """\
+// Arrives, and lets the phase complete only once `bytes` have landed.
+__device__ __forceinline__ void mbarrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}""",
+    "mbarrier_arrive": """\
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}""",
+    "mbarrier_arrive_peer": """\
+// Arrives on a barrier of another CTA. Relaxed: a stage that is handed back publishes no data, its wgmmas
+// have read it and the refill is the copy engine's; a release would flush to the whole GPU every k-block.
+__device__ __forceinline__ void mbarrier_arrive_peer(u32 cluster_address) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(cluster_address) : "memory");
+}""",
+    "peer_address": """\
+// The address, in the cluster's window, of `address` in the shared memory of CTA `rank`.
+__device__ __forceinline__ u32 peer_address(u32 address, u32 rank) {
+  u32 peer;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(address), "r"(rank));
+  return peer;
+}""",
+    "cluster_rank": """\
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}""",
+    "cluster_sync": """\
+// Every thread of every CTA of the cluster has come here.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.relaxed;\\n barrier.cluster.wait.acquire;" ::: "memory");
+}""",
+    "named_sync": """\
+// Waits until `threads` threads have come to named barrier `id`, by named_sync or named_arrive.
+__device__ __forceinline__ void named_sync(u32 id, u32 threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}""",
+    "named_arrive": """\
+__device__ __forceinline__ void named_arrive(u32 id, u32 threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}""",
+    "tensor_map_prefetch": """\
+__device__ __forceinline__ void tensor_map_prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}""",
+    "tma_load": """\
+// Copies the box at (column, row) to shared memory; its bytes count on `barrier`.
+__device__ __forceinline__ void tma_load(u32 target, const TensorMap& map, int column, int row, u32 barrier) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+               " [%0], [%1, {%2, %3}], [%4];"
+               ::"r"(target), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}""",
+    "tma_load_multicast": """\
+// The same, to the same place in every CTA of `mask`; the bytes count on the same barrier of each.
+__device__ __forceinline__ void tma_load_multicast(u32 target, const TensorMap& map, int column, int row, u32 barrier,
+                                                   u32 mask) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+               " [%0], [%1, {%2, %3}], [%4], %5;"
+               ::"r"(target), "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)mask) : "memory");
+}""",
+    "tma_store": """\
+__device__ __forceinline__ void tma_store(const TensorMap& map, int column, int row, u32 source) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\\n"
+               "cp.async.bulk.commit_group;"
+               ::"l"(&map), "r"(column), "r"(row), "r"(source) : "memory");
+}""",
+    "tma_store_wait": """\
+// Returns when at most PENDING of this thread's stores still read shared memory.
+template <int PENDING>
+__device__ __forceinline__ void tma_store_wait() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}""",
+    "proxy_fence": """\
+// Orders this thread's writes to shared memory before what the copy engine reads next.
+__device__ __forceinline__ void proxy_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}""",
+    "stmatrix": """\
+// Stores 8x8 blocks of 16-bit elements, each lane giving the address of one row.
+__device__ __forceinline__ void stmatrix_x4(u32 row, u32 r0, u32 r1, u32 r2, u32 r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
+}
+__device__ __forceinline__ void stmatrix_x2(u32 row, u32 r0, u32 r1) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(r0), "r"(r1) : "memory");
+}""",
+    "set_registers": """\
+template <int COUNT>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}""",
+    "wgmma_sync": """\
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}""",
+}
+"""Name -> source, in the order in which a kernel prints them."""
+
+
+def pack_function(dtype: str) -> str:
+    """`pack`: two fp32 values rounded to one register of two 16-bit elements."""
+    kind = {"bf16": "bf16x2", "fp16": "f16x2"}[dtype]
+    return f"""\
+// Two fp32 values rounded to one register of {dtype}, the first in the lower half.
+__device__ __forceinline__ u32 pack(float low, float high) {{
+  u32 packed;
+  asm("cvt.rn.{kind}.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}}"""
+
+
+def wgmma_function(n: int, dtype: str) -> str:
+    """`wgmma`: one m64n{n}k16 instruction, both operands K-major in shared memory, fp32 accumulators."""
+    count = n // 2
+    kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
+    registers = _wrap([f"%{i}" for i in range(count)], "               \"", "\"\n", ", ")
+    bindings = _wrap([f'"+f"(d[{i}])' for i in range(count)], "                 ", "\n", ", ")
+    return f"""\
+// d (+)= A[64, 16] x B[{n}, 16]^T; overwrites d when `accumulate` is 0.
+__device__ __forceinline__ void wgmma(float (&d)[{count}], u64 a, u64 b, int accumulate) {{
+  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
+               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{"
+{registers}               "}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"
+               :
+{bindings}               : "l"(a), "l"(b), "r"(accumulate));
+}}"""
+
+
+def _wrap(items: list[str], prefix: str, suffix: str, separator: str) -> str:
+    """The items joined, sixteen to a line, each line between `prefix` and `suffix`."""
+    rows = [separator.join(items[i : i + 16]) for i in range(0, len(items), 16)]
+    last = len(rows) - 1
+    return "".join(prefix + row + (separator.rstrip() if i < last else "") + suffix for i, row in enumerate(rows))

@@ -1,0 +1,207 @@
+"""(problem, schedule) -> one self-contained CUDA source.
+
+The source is put together from the parts a reader will look for: constants, primitives, the walk over tiles,
+the producer, the consumers with their main loop, the epilogue. Shapes are run-time arguments, and so is every
+choice in `space.LAUNCH_FIELDS`: one source serves all problems of a kind and all launches of a kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..space import PINGPONG, Problem, Schedule, shared_memory
+from . import epilogue, ptx
+from .consumer import consumer
+from .plan import store_widths
+from .producer import producer
+
+GENERATOR_VERSION = "1"
+"""Raised when generated code changes in a way that can change a time: older measurements are then stale."""
+
+ENTRY = "tileseek_matmul"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A CUDA translation unit and the name of its kernel."""
+
+    text: str
+    entry: str
+
+
+def generate(problem: Problem, schedule: Schedule) -> KernelSource:
+    """The kernel of `schedule` for problems of `problem.kind`; both must be valid together.
+
+    The text depends on nothing but `problem.kind` and `schedule.kernel`.
+    """
+    parts = [
+        _title(problem, schedule),
+        ptx.TYPES,
+        _constants(problem, schedule),
+        *_primitives(problem, schedule),
+        _TILE_WALK,
+        *epilogue.functions(schedule),
+        _kernel(problem, schedule),
+    ]
+    return KernelSource("\n\n".join(parts) + "\n", ENTRY)
+
+
+def _title(problem: Problem, s: Schedule) -> str:
+    if s.arrangement == PINGPONG:
+        roles = "two consumer warpgroups that own alternate tiles (ping-pong)"
+    else:
+        roles = f"{s.consumers} consumer warpgroup{'s' * (s.consumers > 1)} that share{'s' * (s.consumers == 1)} a tile"
+    return f"""\
+// tileseek generator {GENERATOR_VERSION}: {s.kernel.name}
+//
+// D[m, n] = A[m, k] x B[n, k]^T in {problem.dtype}, fp32 accumulation, all row-major.
+// One producer warpgroup, whose first thread feeds a ring of {s.stages} stages by TMA, and {roles}."""
+
+
+def _constants(problem: Problem, s: Schedule) -> str:
+    smem = shared_memory(problem, s)
+    lines = [
+        f"constexpr int TILE_M = {s.tile_m}, TILE_N = {s.tile_n}, TILE_K = {s.tile_k};  // CTA tile, elements",
+        f"constexpr int STAGES = {s.stages};",
+
+        f"constexpr int THREADS = {s.threads};",
+        f"constexpr int CLUSTER_M = {s.cluster_m}, CLUSTER_N = {s.cluster_n};",
+        f"constexpr int M64 = {s.m64_per_warpgroup};            // 64-row wgmma blocks of a warpgroup's tile",
+        "",
+        "// A stage holds SLABS slabs of 64 columns of K for each operand: rows of 128 bytes, 128-byte swizzle.",
+        f"constexpr int SLABS = TILE_K / 64;",
+        "constexpr u32 A_SLAB = TILE_M * 128, B_SLAB = TILE_N * 128;",
+        "constexpr u32 A_STAGE = SLABS * A_SLAB, B_STAGE = SLABS * B_SLAB;",
+        "",
+        "// Shared memory, byte offsets.",
+        f"constexpr u32 SMEM_A = {smem.a};",
+        f"constexpr u32 SMEM_B = {smem.b};",
+    ]
+    if s.store == "tma":
+        lines += [
+            f"constexpr u32 SMEM_EPILOGUE = {smem.epilogue};",
+            f"constexpr u32 SMEM_FULL = {smem.barriers};",
+            "constexpr u32 SMEM_EMPTY = SMEM_FULL + 8 * STAGES;",
+            "",
+            f"constexpr int BUFFERS = {s.epilogue_buffers};            // epilogue chunks of a warpgroup",
+            f"constexpr u32 CHUNK = 64 * {s.epilogue_n} * 2;    // bytes of one",
+        ]
+    else:
+        lines += [f"constexpr u32 SMEM_FULL = {smem.barriers};", "constexpr u32 SMEM_EMPTY = SMEM_FULL + 8 * STAGES;"]
+    return "\n".join(lines)
+
+
+def _primitives(problem: Problem, s: Schedule) -> list[str]:
+    clustered = s.cluster_size > 1
+    pingpong = s.arrangement == PINGPONG
+    staged = s.store == "tma"
+    unused = {
+        "mbarrier_arrive": clustered,
+        "mbarrier_arrive_peer": not clustered,
+        "peer_address": not clustered,
+        "cluster_rank": not clustered,
+        "cluster_sync": not clustered,
+        "tma_load": s.cluster_n > 1 and s.cluster_m > 1,
+        "tma_load_multicast": not clustered,
+        "named_sync": not (staged or pingpong),
+        "named_arrive": not pingpong,
+        "tma_store": not staged,
+        "tma_store_wait": not staged,
+        "proxy_fence": not staged,
+        "stmatrix": not staged,
+        "set_registers": not s.consumer_regs,
+    }
+    chosen = [text for name, text in ptx.PRIMITIVES.items() if not unused.get(name, False)]
+    return [*chosen, ptx.pack_function(problem.out_dtype), ptx.wgmma_function(s.tile_n, problem.dtype), _DESCRIPTOR, _RING]
+
+
+_DESCRIPTOR = """\
+// wgmma descriptor of a K-major operand with 128-byte swizzle: eight rows (1024 bytes) from group to group.
+// Adding (bytes >> 4) to it moves the start address.
+__device__ __forceinline__ u64 descriptor(u32 address) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+}"""
+
+_RING = """\
+// A place in the ring of stages, and the parity of the round it is in. It runs on from tile to tile.
+struct Ring {
+  u32 stage, parity;
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) { stage = 0; parity ^= 1; }
+  }
+  __device__ __forceinline__ void skip(u32 count) {
+    const u32 end = stage + count;
+    stage = end % STAGES;
+    parity ^= end / STAGES & 1;
+  }
+};"""
+
+_TILE_WALK = """\
+// The walk over cluster tiles: bands of `swizzle` tiles along the raster axis; consecutive tiles run along it,
+// then step along the other axis. The last band is as tall as what is left. Serpentine: odd bands run backwards.
+struct Walk { int tiles_m, tiles_n, raster_n, swizzle, serpentine; };
+struct Position { int m, n; };
+__device__ __forceinline__ Position tile_position(int index, const Walk& walk) {
+  const int fast_tiles = walk.raster_n ? walk.tiles_n : walk.tiles_m;
+  const int slow_tiles = walk.raster_n ? walk.tiles_m : walk.tiles_n;
+  const int band = index / (walk.swizzle * slow_tiles);
+  const int offset = index - band * walk.swizzle * slow_tiles;
+  const int height = min(walk.swizzle, fast_tiles - band * walk.swizzle);
+  const int fast = band * walk.swizzle + offset % height;
+  int slow = offset / height;
+  if (walk.serpentine && (band & 1)) slow = slow_tiles - 1 - slow;
+  return walk.raster_n ? Position{slow, fast} : Position{fast, slow};
+}"""
+
+
+def _kernel(problem: Problem, s: Schedule) -> str:
+    clustered = s.cluster_size > 1
+    maps = ["map_a", "map_b"]
+    if s.store == "tma":
+        maps += [f"map_d{width}" for width in store_widths(s)]
+    arguments = [f"const __grid_constant__ TensorMap {name}" for name in maps]
+    arguments.append("int m, int n, int k, int tiles_m, int tiles_n, int raster_n, int swizzle, int serpentine, int k_zigzag")
+    if s.store == "direct":
+        arguments.append("unsigned short* __restrict__ d, long long d_pitch")
+    from ..space.resources import empty_arrivals
+
+    if clustered:
+        identity = """\
+  const u32 rank = cluster_rank();
+  const int cluster_row = rank % CLUSTER_M, cluster_column = rank / CLUSTER_M;
+  const int first_tile = blockIdx.x / (CLUSTER_M * CLUSTER_N), tile_step = gridDim.x / (CLUSTER_M * CLUSTER_N);"""
+        ready = "  cluster_sync();"
+        leave = "  cluster_sync();  // no CTA leaves while a peer may still reach its shared memory"
+    else:
+        identity = """\
+  constexpr int cluster_row = 0, cluster_column = 0;
+  const int first_tile = blockIdx.x, tile_step = gridDim.x;"""
+        ready = "  __syncthreads();"
+        leave = ""
+    return f"""\
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+{ENTRY}({(',' + chr(10) + ' ' * (len(ENTRY) + 1)).join(arguments)}) {{
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const u32 smem = shared_address(shared);
+  const u32 full = smem + SMEM_FULL, empty = smem + SMEM_EMPTY;
+  // Broadcast from lane 0, so that the compiler knows the warp to agree and keeps what follows in uniform registers.
+  const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
+  const int warpgroup = warp / 4;
+{identity}
+  const Walk walk{{tiles_m, tiles_n, raster_n, swizzle, serpentine}};
+  const int tiles = tiles_m * tiles_n;
+  const int k_blocks = (k + TILE_K - 1) / TILE_K;
+
+  if (threadIdx.x == 0) {{
+    for (int stage = 0; stage < STAGES; ++stage) {{
+      mbarrier_init(full + 8 * stage, 1);
+      mbarrier_init(empty + 8 * stage, {empty_arrivals(s)});
+    }}
+    mbarrier_init_fence();
+  }}
+{ready}
+
+{producer(s, leave)}
+
+{consumer(s, leave)}
+}}"""

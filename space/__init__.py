@@ -1,0 +1,59 @@
+"""The space: problems, schedules, devices, and the rules that join them. Standard library only."""
+
+from .device import DEVICES, H100, H200, Device, find_device
+from .enumeration import (
+    DIMENSIONS,
+    KERNEL_DIMENSIONS,
+    domain,
+    enumerate_schedules,
+    kernels,
+    launches,
+    nearest,
+    neighbours,
+    sample,
+)
+from .errors import BadInput
+from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Problem, read_suite
+from .resources import SharedMemory, shared_memory, store_pieces
+from .rules import ctas_per_sm, unsupported, violations
+from .schedule import COOPERATIVE, LAUNCH_FIELDS, PINGPONG, Schedule
+from .tiles import TileGrid, ceil_div, tile_grid, tile_position, waves
+
+__all__ = [
+    "COOPERATIVE",
+    "DEVICES",
+    "DIMENSIONS",
+    "DTYPE_BYTES",
+    "H100",
+    "H200",
+    "KERNEL_DIMENSIONS",
+    "LAUNCH_FIELDS",
+    "LAYOUTS",
+    "OUT_DTYPE_BYTES",
+    "PINGPONG",
+    "BadInput",
+    "Device",
+    "NamedProblem",
+    "Problem",
+    "Schedule",
+    "SharedMemory",
+    "TileGrid",
+    "ceil_div",
+    "ctas_per_sm",
+    "domain",
+    "enumerate_schedules",
+    "find_device",
+    "kernels",
+    "launches",
+    "nearest",
+    "neighbours",
+    "read_suite",
+    "sample",
+    "shared_memory",
+    "store_pieces",
+    "tile_grid",
+    "tile_position",
+    "unsupported",
+    "violations",
+    "waves",
+]

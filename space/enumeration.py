@@ -1,0 +1,238 @@
+"""Walking over the valid space: every schedule, a random one, the nearest one, the neighbours of one.
+
+The constraints are built into the walk. Dimensions are chosen in a fixed order, and each offers only values
+that are valid with those chosen before and leave at least one value to those that follow; no schedule is made
+and then thrown away.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from .device import Device
+from .problem import Problem
+from .resources import max_accumulators, register_splits, shared_memory, store_pieces
+from .rules import (
+    CLUSTERS,
+    CONSUMERS,
+    EPILOGUE_BUFFERS,
+    EPILOGUE_N,
+    MMA_IN_FLIGHT,
+    MULTICAST_ROWS,
+    RASTERS,
+    STAGES,
+    STORES,
+    SWIZZLES,
+    TILE_K,
+    TILE_M,
+    TILE_N,
+)
+from .schedule import COOPERATIVE, LAUNCH_FIELDS, Schedule
+from .tiles import tile_grid
+
+_Domain = Callable[[Schedule, Problem, Device], Iterable[Any]]
+
+_START = Schedule(COOPERATIVE, 1, 64, 16, 64, 2, store="direct")
+"""The smallest schedule: what a dimension not yet chosen is taken to be."""
+
+
+def _fits(s: Schedule, problem: Problem, device: Device) -> bool:
+    return shared_memory(problem, s).total <= device.smem_per_cta
+
+
+def _tile_m(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
+    # The narrowest tile must fit the accumulators under some register split; all of these do at 16 columns.
+    return [m for m in TILE_M if m % (64 * s.warpgroups_per_tile) == 0]
+
+
+def _tile_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
+    return [n for n in TILE_N if _splits(replace(s, tile_n=n), device) and _fits(replace(s, tile_n=n), problem, device)]
+
+
+def _splits(s: Schedule, device: Device) -> list[tuple[int, int]]:
+    splits = []
+    for producer, consumer in register_splits(s.consumers):
+        split = replace(s, producer_regs=producer, consumer_regs=consumer)
+        if s.accumulators <= max_accumulators(split, device.registers_per_sm):
+            splits.append((producer, consumer))
+    return splits
+
+
+def _epilogue_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
+    if s.store == "direct":
+        return [64]
+    return [n for n in EPILOGUE_N if n <= s.tile_n and _fits(replace(s, epilogue_n=n, epilogue_buffers=1), problem, device)]
+
+
+def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
+    if s.store == "direct":
+        return [2]
+    pieces = len(store_pieces(s.tile_n, s.epilogue_n)) * s.m64_per_warpgroup
+    return [b for b in EPILOGUE_BUFFERS if b <= pieces and _fits(replace(s, epilogue_buffers=b), problem, device)]
+
+
+def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
+    narrow = replace(s, epilogue_n=EPILOGUE_N[0], epilogue_buffers=1)
+    return [store for store in STORES if _fits(replace(narrow, store=store), problem, device)]
+
+
+def _sliceable(s: Schedule, cluster: tuple[int, int]) -> bool:
+    m, n = cluster
+    return s.tile_m % (MULTICAST_ROWS * n) == 0 and s.tile_n % (MULTICAST_ROWS * m) == 0
+
+
+def _ctas(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
+    # Besides all SMs, the largest power of two: it divides power-of-two grids into equal shares.
+    power = 2 ** int(math.log2(device.sm_count))
+    return [0, power] if s.persistent and power < device.sm_count and power % s.cluster_size == 0 else [0]
+
+
+def _fast_tiles(s: Schedule, problem: Problem) -> int:
+    grid = tile_grid(problem, s)
+    return grid.m if s.raster == "m" else grid.n
+
+
+def _swizzle(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
+    # A band taller than the grid is the same walk as one just as tall, and one of two axes is enough for that.
+    fast = _fast_tiles(s, problem)
+    return [g for g in SWIZZLES if g == 1 or g < fast]
+
+
+def _raster(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
+    return RASTERS
+
+
+def _serpentine(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
+    return [False, True] if _fast_tiles(s, problem) > s.swizzle else [False]
+
+
+def _k_zigzag(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
+    return [False, True] if s.persistent and tile_grid(problem, s).k_blocks > 1 else [False]
+
+
+DIMENSIONS: Mapping[str, _Domain] = {
+    "arrangement": lambda s, p, d: CONSUMERS,
+    "consumers": lambda s, p, d: CONSUMERS[s.arrangement],
+    "tile_m": _tile_m,
+    "tile_n": _tile_n,
+    "tile_k": lambda s, p, d: [k for k in TILE_K if _fits(replace(s, tile_k=k), p, d)],
+    "consumer_regs": lambda s, p, d: [consumer for _, consumer in _splits(s, d)],
+    "producer_regs": lambda s, p, d: [p_ for p_, consumer in _splits(s, d) if consumer == s.consumer_regs],
+    "store": _store,
+    "epilogue_n": _epilogue_n,
+    "epilogue_buffers": _epilogue_buffers,
+    "cluster_m": lambda s, p, d: sorted({m for m, n in CLUSTERS if _sliceable(s, (m, n))}),
+    "cluster_n": lambda s, p, d: sorted(n for m, n in CLUSTERS if m == s.cluster_m and _sliceable(s, (m, n))),
+    "stages": lambda s, p, d: [stages for stages in STAGES if _fits(replace(s, stages=stages), p, d)],
+    "mma_in_flight": lambda s, p, d: MMA_IN_FLIGHT,
+    "persistent": lambda s, p, d: [True, False],
+    "ctas": _ctas,
+    "raster": _raster,
+    "swizzle": _swizzle,
+    "serpentine": _serpentine,
+    "k_zigzag": _k_zigzag,
+}
+"""Every field of a schedule in the order of choosing, with the function that gives its valid values."""
+
+KERNEL_DIMENSIONS = tuple(name for name in DIMENSIONS if name not in LAUNCH_FIELDS)
+"""The dimensions that change what is compiled."""
+
+
+def domain(name: str, schedule: Schedule, problem: Problem, device: Device) -> tuple[Any, ...]:
+    """The valid values of dimension `name`, given the dimensions of `schedule` that are chosen before it."""
+    return tuple(DIMENSIONS[name](schedule, problem, device))
+
+
+def enumerate_schedules(
+    problem: Problem, device: Device, start: Schedule | None = None, names: Iterable[str] = tuple(DIMENSIONS)
+) -> Iterator[Schedule]:
+    """Every valid schedule, lazily. The dimensions not in `names` stay as they are in `start`."""
+    names = tuple(names)
+
+    def walk(schedule: Schedule, depth: int) -> Iterator[Schedule]:
+        if depth == len(names):
+            yield schedule
+            return
+        for value in DIMENSIONS[names[depth]](schedule, problem, device):
+            yield from walk(replace(schedule, **{names[depth]: value}), depth + 1)
+
+    return walk(start or _START, 0)
+
+
+@functools.lru_cache(maxsize=8)
+def kernels(problem: Problem, device: Device) -> tuple[Schedule, ...]:
+    """Every kernel that can run `problem`, its launch dimensions at their defaults."""
+    return tuple(s.kernel for s in enumerate_schedules(problem, device, names=KERNEL_DIMENSIONS))
+
+
+def launches(kernel: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Every way to launch `kernel` on `problem`: none of these compiles anything new."""
+    return enumerate_schedules(problem, device, kernel, LAUNCH_FIELDS)
+
+
+def sample(problem: Problem, device: Device, rng: random.Random) -> Schedule:
+    """A random valid schedule: each dimension drawn evenly from its valid values."""
+    schedule = _START
+    for name in DIMENSIONS:
+        schedule = replace(schedule, **{name: rng.choice(domain(name, schedule, problem, device))})
+    return schedule
+
+
+def nearest(wish: Mapping[str, Any], problem: Problem, device: Device) -> Schedule:
+    """The valid schedule nearest to `wish`, dimension by dimension; one not in it gets its first valid value.
+
+    Numbers are compared by their ratio; a word that is not valid gives way to the first valid one.
+    """
+    schedule = _START
+    for name in DIMENSIONS:
+        values = domain(name, schedule, problem, device)
+        value = min(values, key=lambda v: _distance(v, wish[name])) if name in wish else values[0]
+        schedule = replace(schedule, **{name: value})
+    return schedule
+
+
+def neighbours(schedule: Schedule, problem: Problem, device: Device) -> list[Schedule]:
+    """The valid schedules one step away: one dimension moved to an adjacent value, the others as near as valid."""
+    found: dict[Schedule, None] = {}
+    for name, values in _ALL_VALUES.items():
+        here = getattr(schedule, name)
+        near = min(range(len(values)), key=lambda i: _distance(values[i], here))
+        for index in (near - 1, near, near + 1):
+            if 0 <= index < len(values) and values[index] != here:
+                found[nearest({**schedule.to_json(), name: values[index]}, problem, device)] = None
+    found.pop(schedule, None)
+    return list(found)
+
+
+_ALL_VALUES: dict[str, tuple[Any, ...]] = {
+    "arrangement": tuple(CONSUMERS),
+    "consumers": (1, 2, 3),
+    "tile_m": TILE_M,
+    "tile_n": TILE_N,
+    "tile_k": TILE_K,
+    "consumer_regs": (0, 160, 232, 240),
+    "store": STORES,
+    "epilogue_n": EPILOGUE_N,
+    "epilogue_buffers": EPILOGUE_BUFFERS,
+    "cluster_m": (1, 2, 4),
+    "cluster_n": (1, 2, 4),
+    "stages": STAGES,
+    "mma_in_flight": MMA_IN_FLIGHT,
+    "persistent": (False, True),
+    "ctas": (0, 128),
+    "raster": RASTERS,
+    "swizzle": SWIZZLES,
+    "serpentine": (False, True),
+    "k_zigzag": (False, True),
+}
+
+
+def _distance(value: Any, wish: Any) -> float:
+    if isinstance(value, (str, bool)) or isinstance(wish, (str, bool)):
+        return 0.0 if value == wish else math.inf
+    return abs(math.log((value + 0.5) / (wish + 0.5)))

@@ -1,0 +1,189 @@
+"""What to compute: D[m, n] = epilogue(A[m, k] x B[k, n]), D row-major."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import BadInput
+
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
+"""Bytes per element of every operand dtype a problem may name (fp8 is e4m3)."""
+
+OUT_DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+"""Bytes per element of every output dtype a problem may name."""
+
+LAYOUTS = ("nt", "nn", "tn", "tt")
+"""Storage of A then B. `n`: A is [M, K] or B is [K, N]; `t`: A is [K, M] or B is [N, K]."""
+
+EPILOGUES = ("none",)
+"""What may be fused after the product."""
+
+MAX_EXTENT = 2**31 - 1
+"""Largest m, n or k: tensor coordinates are signed 32-bit integers (PTX ISA, cp.async.bulk.tensor)."""
+
+_CSV_REQUIRED = ("name", "layout", "dtype", "m", "n", "k")
+_CSV_OPTIONAL = ("batch", "out_dtype", "epilogue")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One matrix multiplication.
+
+    m, n, k and batch are in elements. `out_dtype` defaults to the operand dtype.
+
+    Raises:
+        BadInput: a size is not a positive integer, or a word is not one of the valid ones.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    layout: str = "nt"
+    batch: int = 1
+    out_dtype: str = ""
+    epilogue: str = "none"
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k", "batch"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_EXTENT:
+                raise BadInput(f"{name} is {value!r}: valid is an integer from 1 to {MAX_EXTENT}")
+        _one_of("dtype", self.dtype, DTYPE_BYTES)
+        _one_of("layout", self.layout, LAYOUTS)
+        if not self.out_dtype:
+            object.__setattr__(self, "out_dtype", "bf16" if self.dtype == "fp8" else self.dtype)
+        _one_of("out_dtype", self.out_dtype, OUT_DTYPE_BYTES)
+        _one_of("epilogue", self.epilogue, EPILOGUES)
+
+    @property
+    def a_major(self) -> str:
+        """The contiguous axis of A: `k` for storage [M, K], `m` for [K, M]."""
+        return "k" if self.layout[0] == "n" else "m"
+
+    @property
+    def b_major(self) -> str:
+        """The contiguous axis of B: `n` for storage [K, N], `k` for [N, K]."""
+        return "n" if self.layout[1] == "n" else "k"
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the product."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes through device memory: each operand read once, D written once."""
+        operands = (self.m + self.n) * self.k * DTYPE_BYTES[self.dtype]
+        return self.batch * (operands + self.m * self.n * OUT_DTYPE_BYTES[self.out_dtype])
+
+    @property
+    def kind(self) -> tuple[str, str, str, str, str]:
+        """Everything but the sizes: problems of one kind can share kernels and be each other's neighbours."""
+        return (self.dtype, self.out_dtype, self.a_major, self.b_major, self.epilogue)
+
+    @property
+    def key(self) -> str:
+        """A name unique to the problem, such as `m16_n6144_k4096_b1_bf16_bf16_ak_bk_none`."""
+        return (
+            f"m{self.m}_n{self.n}_k{self.k}_b{self.batch}_{self.dtype}_{self.out_dtype}"
+            f"_a{self.a_major}_b{self.b_major}_{self.epilogue}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of journals and tables, with the unambiguous majors in place of the layout."""
+        return {
+            "m": self.m,
+            "n": self.n,
+            "k": self.k,
+            "batch": self.batch,
+            "dtype": self.dtype,
+            "out_dtype": self.out_dtype,
+            "a_major": self.a_major,
+            "b_major": self.b_major,
+            "epilogue": self.epilogue,
+        }
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Problem:
+        """The inverse of `to_json`; fields unknown to this version are refused.
+
+        Raises:
+            BadInput: a field is missing, unknown or has no valid value.
+        """
+        try:
+            fields = dict(obj)
+            layout = {"k": "n", "m": "t"}[fields.pop("a_major")] + {"n": "n", "k": "t"}[fields.pop("b_major")]
+            return cls(layout=layout, **fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"problem object {obj!r} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class NamedProblem:
+    """A problem of a suite, under the name its CSV gives it."""
+
+    name: str
+    problem: Problem
+
+
+def read_suite(path: str | Path) -> list[NamedProblem]:
+    """The problems of a CSV file with the header `name,layout,dtype,m,n,k[,batch,out_dtype,epilogue]`.
+
+    Raises:
+        BadInput: the file cannot be read, the header differs, a name repeats, or a row is not a problem (with its line).
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot read problems from {path}: {error}") from error
+    rows = csv.reader(text.splitlines())
+    header = [word.strip() for word in next(rows, [])]
+    unknown = [word for word in header if word not in _CSV_REQUIRED + _CSV_OPTIONAL]
+    missing = [word for word in _CSV_REQUIRED if word not in header]
+    if unknown or missing or len(set(header)) != len(header):
+        raise BadInput(
+            f"{path}: the header is {','.join(header)!r}: valid is {','.join(_CSV_REQUIRED)}"
+            f" and, when needed, {','.join(_CSV_OPTIONAL)}"
+        )
+    suite: dict[str, NamedProblem] = {}
+    for row in rows:
+        if not any(cell.strip() for cell in row):
+            continue
+        where = f"{path}, line {rows.line_num}"
+        if len(row) != len(header):
+            raise BadInput(f"{where}: {len(row)} cells where the header has {len(header)}")
+        cells = {word: cell.strip() for word, cell in zip(header, row, strict=True)}
+        name = cells.pop("name")
+        if not name or name in suite:
+            raise BadInput(f"{where}: the name {name!r} is {'used twice' if name else 'empty'}: valid is a unique name")
+        suite[name] = NamedProblem(name, _from_words(cells, where))
+    if not suite:
+        raise BadInput(f"{path}: no problems in it: valid is at least one row under the header")
+    return list(suite.values())
+
+
+def _from_words(cells: Mapping[str, str], where: str) -> Problem:
+    fields: dict[str, Any] = {word: cell for word, cell in cells.items() if cell}
+    for word in ("m", "n", "k", "batch"):
+        if word in fields:
+            try:
+                fields[word] = int(fields[word])
+            except ValueError:
+                raise BadInput(f"{where}: {word} is {fields[word]!r}: valid is a positive integer") from None
+    try:
+        return Problem(**fields)
+    except BadInput as error:
+        raise BadInput(f"{where}: {error}") from error
+    except TypeError:
+        empty = [word for word in _CSV_REQUIRED if word not in fields and word != "name"]
+        raise BadInput(f"{where}: {', '.join(empty)} is empty: valid is a value in every required column") from None
+
+
+def _one_of(name: str, value: object, valid: Iterable[str]) -> None:
+    if value not in tuple(valid):
+        raise BadInput(f"{name} is {value!r}: valid are {', '.join(valid)}")

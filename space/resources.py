@@ -1,0 +1,112 @@
+"""What a schedule takes of an SM: shared memory and registers. Codegen lays memory out by the same numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .problem import DTYPE_BYTES, Problem
+from .schedule import PINGPONG, Schedule
+
+SWIZZLE_BYTES = 128
+"""Bytes of K in one row of an operand slab: the widest swizzle of TMA and wgmma."""
+
+MBARRIER_BYTES = 8
+
+STAGED_ELEMENT_BYTES = 2
+"""Bytes per element staged through shared memory by the epilogue (stmatrix moves 16-bit elements)."""
+
+REGISTER_OVERHEAD = 40
+"""Registers a consumer thread needs beside its accumulators, found by compiling the space: at 24/240 a tile of
+200 accumulators compiles without spills and 208 does not (ptxas 13.0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """Byte offsets into dynamic shared memory, in order; `total` is what a launch asks for."""
+
+    a: int
+    b: int
+    epilogue: int
+    barriers: int
+    total: int
+    a_stage: int
+    b_stage: int
+    epilogue_chunk: int
+    """Bytes of one 64-row epilogue chunk."""
+
+
+def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
+    """The layout of shared memory: operand rings, epilogue chunks of every consumer, mbarriers."""
+    element = DTYPE_BYTES[problem.dtype]
+    a_stage = schedule.tile_m * schedule.tile_k * element
+    b_stage = schedule.tile_n * schedule.tile_k * element
+    chunk = 64 * schedule.epilogue_n * STAGED_ELEMENT_BYTES if schedule.store == "tma" else 0
+    b = a_stage * schedule.stages
+    epilogue = b + b_stage * schedule.stages
+    barriers = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
+    total = barriers + 2 * schedule.stages * MBARRIER_BYTES
+    return SharedMemory(0, b, epilogue, barriers, total, a_stage, b_stage, chunk)
+
+
+def launch_registers(threads: int, registers_per_sm: int) -> int:
+    """Registers a thread starts with when one CTA of `threads` takes a whole SM.
+
+    A multiple of 8, at most 255; measured on ptxas 13.0: 168 for 384 threads, 128 for 512.
+    """
+    return min(255, registers_per_sm // threads // 8 * 8)
+
+
+def register_splits(consumers: int) -> tuple[tuple[int, int], ...]:
+    """The (producer, consumer) registers offered for setmaxnreg; (0, 0) leaves the launch registers.
+
+    The sums stay within the pool the CTA was launched with (504 for two consumers, 512 for three). One consumer
+    starts with all it can address and has nothing to gain.
+    """
+    return {
+        1: ((0, 0),),
+        2: ((0, 0), (24, 240), (40, 232)),
+        3: ((0, 0), (32, 160)),
+    }[consumers]
+
+
+def consumer_registers(schedule: Schedule, registers_per_sm: int) -> int:
+    """Registers a consumer thread may use."""
+    return schedule.consumer_regs or launch_registers(schedule.threads, registers_per_sm)
+
+
+def max_accumulators(schedule: Schedule, registers_per_sm: int) -> int:
+    """Most accumulators a consumer thread can hold without spilling.
+
+    With more than 384 threads ptxas applies the registers at entry to each wgmma, so that setmaxnreg cannot
+    raise the limit beyond them (C7602).
+    """
+    entry = launch_registers(schedule.threads, registers_per_sm)
+    limit = consumer_registers(schedule, registers_per_sm) - REGISTER_OVERHEAD
+    return min(limit, entry - 32) if schedule.threads > 384 else limit
+
+
+def empty_arrivals(schedule: Schedule) -> int:
+    """Arrivals that hand a stage back to its producer.
+
+    One for each consumer warpgroup that reads the stage, in every CTA that the producer multicasts to: the CTAs
+    of its cluster row and column, itself counted once.
+    """
+    readers = 1 if schedule.arrangement == PINGPONG else schedule.consumers
+    return readers * (schedule.cluster_m + schedule.cluster_n - 1)
+
+
+def store_pieces(tile_n: int, epilogue_n: int) -> tuple[tuple[int, int], ...]:
+    """The (first column, width) of every piece in which the epilogue stores `tile_n` columns.
+
+    A piece is as wide as the swizzle of its shared memory (64, 32 or 16 columns; 8 goes without), so that a
+    TMA box never reaches beyond the tile: 176 columns in chunks of 64 are 64 + 64 + 32 + 16.
+    """
+    pieces = []
+    column = 0
+    while column < tile_n:
+        width = epilogue_n
+        while width > tile_n - column:
+            width //= 2
+        pieces.append((column, width))
+        column += width
+    return tuple(pieces)

@@ -1,0 +1,140 @@
+"""The rules that make a schedule valid: the one pure function that space, codegen, tables and queries call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .device import Device
+from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, Problem
+from .resources import max_accumulators, register_splits, shared_memory, store_pieces
+from .schedule import COOPERATIVE, PINGPONG, Schedule
+from .tiles import tile_grid
+
+TMA_ALIGNMENT = 16
+"""Row pitches of a tensor map are multiples of this many bytes (cuda.h, cuTensorMapEncodeTiled)."""
+
+CONSUMERS = {COOPERATIVE: (1, 2, 3), PINGPONG: (2,)}
+TILE_M = (64, 128, 192, 256)
+TILE_N = tuple(range(16, 257, 8))
+TILE_K = (64, 128, 256)
+STAGES = tuple(range(2, 17))
+MMA_IN_FLIGHT = (0, 1)
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
+RASTERS = ("m", "n")
+SWIZZLES = (1, 2, 4, 8, 16, 32)
+STORES = ("tma", "direct")
+EPILOGUE_N = (16, 32, 64)
+EPILOGUE_BUFFERS = (1, 2, 4)
+MULTICAST_ROWS = 8
+"""Rows of the smallest slice of an operand tile that one CTA loads for its peers: one swizzle pattern."""
+
+
+def violations(problem: Problem, schedule: Schedule, device: Device) -> list[str]:
+    """Every reason, in words, why `schedule` cannot run `problem` on `device`; empty when it can."""
+    reasons = list(unsupported(problem, device))
+    values = list(_values(schedule))
+    reasons += values
+    if not values:
+        reasons += _combinations(problem, schedule, device)
+    return reasons
+
+
+def unsupported(problem: Problem, device: Device) -> Iterator[str]:
+    """Every reason why no schedule at all can run `problem` on `device`."""
+    if device.cc != "9.0":
+        yield f"the device {device.name} has compute capability {device.cc}: kernels are made for 9.0 (Hopper)"
+    if problem.dtype not in ("bf16", "fp16"):
+        yield f"dtype {problem.dtype} has no kernel yet: valid are bf16, fp16"
+    if problem.layout != "nt":
+        yield f"layout {problem.layout} has no kernel yet: valid is nt (A stored [M, K], B stored [N, K])"
+    if problem.batch != 1:
+        yield f"batch {problem.batch} has no kernel yet: valid is 1"
+    if problem.out_dtype != problem.dtype:
+        yield f"out_dtype {problem.out_dtype} has no kernel yet for {problem.dtype} operands: valid is {problem.dtype}"
+    for extent, pitch in (
+        (f"k = {problem.k}", problem.k * DTYPE_BYTES[problem.dtype]),
+        (f"n = {problem.n}", problem.n * OUT_DTYPE_BYTES[problem.out_dtype]),
+    ):
+        if pitch % TMA_ALIGNMENT:
+            yield f"{extent} gives rows of {pitch} bytes: valid are multiples of {TMA_ALIGNMENT} bytes"
+
+
+def _values(s: Schedule) -> Iterator[str]:
+    """Fields whose value is not in their dimension, whatever the others are."""
+    if s.arrangement not in CONSUMERS:
+        yield f"arrangement {s.arrangement}: valid are {', '.join(CONSUMERS)}"
+    elif s.consumers not in CONSUMERS[s.arrangement]:
+        yield f"{s.consumers} consumer warpgroups in {s.arrangement}: valid are {_list(CONSUMERS[s.arrangement])}"
+    for name, valid in (
+        ("tile_m", TILE_M),
+        ("tile_n", TILE_N),
+        ("tile_k", TILE_K),
+        ("stages", STAGES),
+        ("mma_in_flight", MMA_IN_FLIGHT),
+        ("raster", RASTERS),
+        ("swizzle", SWIZZLES),
+        ("store", STORES),
+        ("epilogue_n", EPILOGUE_N),
+        ("epilogue_buffers", EPILOGUE_BUFFERS),
+    ):
+        if getattr(s, name) not in valid:
+            yield f"{name} {getattr(s, name)}: valid are {_list(valid)}"
+    if (s.cluster_m, s.cluster_n) not in CLUSTERS:
+        clusters = ", ".join(f"{m}x{n}" for m, n in CLUSTERS)
+        yield f"cluster {s.cluster_m}x{s.cluster_n}: valid are {clusters}"
+
+
+def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
+    """Fields that are valid alone and not together, or not on this device."""
+    rows = 64 * s.warpgroups_per_tile
+    if s.tile_m % rows:
+        yield f"tile_m {s.tile_m} for {s.warpgroups_per_tile} warpgroups a tile: valid are multiples of {rows}"
+    for operand, extent, sharers in (("m", s.tile_m, s.cluster_n), ("n", s.tile_n, s.cluster_m)):
+        if extent % (MULTICAST_ROWS * sharers):
+            yield (
+                f"tile_{operand} {extent} sliced over {sharers} CTAs:"
+                f" valid are multiples of {MULTICAST_ROWS * sharers}"
+            )
+    splits = register_splits(s.consumers)
+    if (s.producer_regs, s.consumer_regs) not in splits:
+        words = ", ".join(f"{p}-{c}" for p, c in splits)
+        yield f"registers {s.producer_regs}-{s.consumer_regs} for {s.consumers} consumers: valid are {words}"
+    elif s.accumulators > (most := max_accumulators(s, device.registers_per_sm)):
+        yield f"{s.accumulators} accumulator registers a thread: valid is at most {most} with this register split"
+    if s.ctas:
+        resident = device.sm_count * ctas_per_sm(problem, s, device)
+        if not s.persistent:
+            yield f"{s.ctas} CTAs without persistence: valid is 0 (one for each tile)"
+        elif s.ctas % s.cluster_size or not 0 < s.ctas <= resident:
+            yield f"{s.ctas} CTAs: valid are multiples of the cluster size {s.cluster_size} up to {resident}"
+    if s.k_zigzag and not s.persistent:
+        yield "k_zigzag without persistence: valid is a persistent kernel"
+    if s.store == "direct":
+        if (s.epilogue_n, s.epilogue_buffers) != (64, 2):
+            yield "an epilogue chunk with direct stores: valid is the default 64x2, which they do not use"
+    else:
+        pieces = len(store_pieces(s.tile_n, s.epilogue_n)) * s.m64_per_warpgroup
+        if s.epilogue_n > s.tile_n:
+            yield f"epilogue_n {s.epilogue_n} for tile_n {s.tile_n}: valid is at most the tile"
+        elif s.epilogue_buffers > pieces:
+            yield f"{s.epilogue_buffers} epilogue buffers for {pieces} chunks: valid is at most one for each"
+    need = shared_memory(problem, s).total
+    if need > device.smem_per_cta:
+        yield f"{need} bytes of shared memory: valid is at most {device.smem_per_cta}"
+    if (ctas := tile_grid(problem, s).ctas) > 2**31 - 1:
+        yield f"{ctas} tiles: valid is at most {2**31 - 1}, which larger tiles give"
+
+
+def ctas_per_sm(problem: Problem, schedule: Schedule, device: Device) -> int:
+    """CTAs of `schedule` that one SM holds at once.
+
+    Kernels are compiled for one CTA an SM and may use its whole register file, so it is one.
+    """
+    del problem, schedule, device
+    return 1
+
+
+def _list(values: tuple[object, ...]) -> str:
+    if len(values) > 8:
+        return f"{values[0]}, {values[1]}, ... {values[-1]}"
+    return ", ".join(map(str, values))

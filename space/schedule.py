@@ -1,0 +1,189 @@
+"""How to compute it: every choice that changes the kernel or its launch, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from .errors import BadInput
+
+COOPERATIVE = "coop"
+PINGPONG = "pp"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Schedule:
+    """One point of the space. It prints as a name that holds every field and parses back from it.
+
+    A field added later gets a default that reproduces the kernel as it was without the field, and a name
+    token that is left out at the default: old names and journals stay readable.
+    """
+
+    arrangement: str
+    """`coop`: the consumer warpgroups share a CTA tile; `pp` (ping-pong): two own alternate tiles."""
+    consumers: int
+    """Consumer warpgroups of a CTA; one more warpgroup produces."""
+    tile_m: int
+    tile_n: int
+    tile_k: int
+    """CTA tile in elements; `tile_k` is what one stage holds and one mbarrier round hands over."""
+    stages: int
+    """Slots of the operand ring in shared memory."""
+    mma_in_flight: int = 0
+    """wgmma groups left running when a stage is handed back: 0 drains every k-block, 1 frees the stage before."""
+    cluster_m: int = 1
+    cluster_n: int = 1
+    """CTAs along m and n that share operand tiles by TMA multicast."""
+    persistent: bool = True
+    """A CTA walks over many tiles; otherwise there is one CTA for each tile."""
+    ctas: int = 0
+    """Cap on the persistent CTAs; 0 takes all that the device holds at once."""
+    raster: str = "m"
+    """The axis along which consecutive tiles run inside a band."""
+    swizzle: int = 1
+    """Swizzle factor: tiles of a band along the raster axis."""
+    serpentine: bool = False
+    """z-swizzle: odd bands run backwards."""
+    k_zigzag: bool = False
+    """z-swizzle of K: odd tiles of a CTA walk K backwards."""
+    producer_regs: int = 0
+    consumer_regs: int = 0
+    """Registers a thread after setmaxnreg; both 0 leaves what the launch gave."""
+    store: str = "tma"
+    """`tma`: stmatrix into shared memory, then a TMA store; `direct`: registers to global memory."""
+    epilogue_n: int = 64
+    """Columns of one epilogue chunk (`tma` only)."""
+    epilogue_buffers: int = 2
+    """Chunks of shared memory a consumer warpgroup cycles through (`tma` only)."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: the producer warpgroup and the consumers."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def warpgroups_per_tile(self) -> int:
+        """Consumer warpgroups that share one CTA tile."""
+        return 1 if self.arrangement == PINGPONG else self.consumers
+
+    @property
+    def m64_per_warpgroup(self) -> int:
+        """64-row wgmma blocks each consumer warpgroup owns of its tile."""
+        return self.tile_m // (64 * self.warpgroups_per_tile)
+
+    @property
+    def accumulators(self) -> int:
+        """fp32 accumulator registers of a consumer thread: 64 x n over 128 threads for each wgmma block."""
+        return self.m64_per_warpgroup * self.tile_n // 2
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def name(self) -> str:
+        """A name such as `coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2`."""
+        walk = ("p" + (str(self.ctas) if self.ctas else "all")) if self.persistent else "tile"
+        store = f"tma{self.epilogue_n}x{self.epilogue_buffers}" if self.store == "tma" else "direct"
+        tokens = [
+            f"{self.arrangement}{self.consumers}",
+            f"{self.tile_m}x{self.tile_n}x{self.tile_k}",
+            f"s{self.stages}",
+            f"w{self.mma_in_flight}",
+            f"c{self.cluster_m}x{self.cluster_n}",
+            walk,
+            f"r{self.raster}{self.swizzle}" + "z" * self.serpentine,
+            f"reg{self.producer_regs}-{self.consumer_regs}",
+            store,
+        ]
+        if self.k_zigzag:
+            tokens.append("kz")
+        return "_".join(tokens)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def kernel(self) -> Schedule:
+        """This schedule with the choices that only the launch sees at their defaults.
+
+        Schedules with equal `kernel` are served by one cubin.
+        """
+        return replace(self, **{name: _DEFAULTS[name] for name in LAUNCH_FIELDS})
+
+    @classmethod
+    def parse(cls, name: str) -> Schedule:
+        """The schedule that prints as `name`.
+
+        Raises:
+            BadInput: the text is not such a name.
+        """
+        match = _NAME.fullmatch(name.strip())
+        if match is None:
+            raise BadInput(f"schedule is {name!r}: valid is a name such as {_EXAMPLE.name}")
+        g = match.groupdict()
+        direct = g["store"] == "direct"
+        return cls(
+            arrangement=g["arrangement"],
+            consumers=int(g["consumers"]),
+            tile_m=int(g["tile_m"]),
+            tile_n=int(g["tile_n"]),
+            tile_k=int(g["tile_k"]),
+            stages=int(g["stages"]),
+            mma_in_flight=int(g["mma_in_flight"]),
+            cluster_m=int(g["cluster_m"]),
+            cluster_n=int(g["cluster_n"]),
+            persistent=g["walk"] != "tile",
+            ctas=int(g["ctas"] or 0),
+            raster=g["raster"],
+            swizzle=int(g["swizzle"]),
+            serpentine=bool(g["serpentine"]),
+            k_zigzag=bool(g["kz"]),
+            producer_regs=int(g["producer_regs"]),
+            consumer_regs=int(g["consumer_regs"]),
+            store="direct" if direct else "tma",
+            epilogue_n=_DEFAULTS["epilogue_n"] if direct else int(g["epilogue_n"]),
+            epilogue_buffers=_DEFAULTS["epilogue_buffers"] if direct else int(g["epilogue_buffers"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of journals and tables: every field by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Schedule:
+        """The inverse of `to_json`. A field that is missing gets its default; an unknown one is refused.
+
+        Raises:
+            BadInput: a field is unknown, has another type, or has no default and is missing.
+        """
+        try:
+            for name, value in obj.items():
+                if type(value) is not _TYPES[name]:
+                    raise TypeError(f"{name} is {value!r}, not of type {_TYPES[name].__name__}")
+            return cls(**obj)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise BadInput(f"schedule object {obj!r} cannot be read: {error}") from error
+
+
+LAUNCH_FIELDS = ("persistent", "ctas", "raster", "swizzle", "serpentine", "k_zigzag")
+"""Fields that are run-time arguments of the kernel or shape its launch: changing them compiles nothing."""
+
+_EXAMPLE = Schedule(
+    COOPERATIVE, 2, 128, 256, 64, 4, cluster_m=2, swizzle=8, producer_regs=40, consumer_regs=232
+)
+_DEFAULTS = {f.name: f.default for f in fields(Schedule)}
+_TYPES = {name: type(value) for name, value in asdict(_EXAMPLE).items()}
+_NAME = re.compile(
+    r"(?P<arrangement>coop|pp)(?P<consumers>\d+)"
+    r"_(?P<tile_m>\d+)x(?P<tile_n>\d+)x(?P<tile_k>\d+)"
+    r"_s(?P<stages>\d+)_w(?P<mma_in_flight>\d+)_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)"
+    r"_(?P<walk>tile|pall|p(?P<ctas>[1-9]\d*))"
+    r"_r(?P<raster>[mn])(?P<swizzle>\d+)(?P<serpentine>z?)"
+    r"_reg(?P<producer_regs>\d+)-(?P<consumer_regs>\d+)"
+    r"_(?P<store>direct|tma(?P<epilogue_n>\d+)x(?P<epilogue_buffers>\d+))"
+    r"(?P<kz>_kz)?"
+)

@@ -1,0 +1,74 @@
+"""How the output is cut into tiles, and in which order a persistent kernel walks over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .problem import Problem
+from .schedule import Schedule
+
+
+def ceil_div(a: int, b: int) -> int:
+    """The smallest integer not below a / b, for a >= 0 and b > 0."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True, slots=True)
+class TileGrid:
+    """The output cut into CTA tiles, and those gathered into cluster tiles.
+
+    What is walked over is clusters, so that every CTA of a cluster always has a tile: the grid is rounded up
+    to whole clusters, and tiles outside the output read zeros and store nothing.
+    """
+
+    m: int
+    n: int
+    """Cluster tiles along m and n."""
+    k_blocks: int
+    """Stages that one tile consumes."""
+    cluster_size: int
+
+    @property
+    def clusters(self) -> int:
+        """Cluster tiles of the whole problem."""
+        return self.m * self.n
+
+    @property
+    def ctas(self) -> int:
+        """CTA tiles of the whole problem, those that only fill a cluster included."""
+        return self.clusters * self.cluster_size
+
+
+def tile_grid(problem: Problem, schedule: Schedule) -> TileGrid:
+    """The tiles of `problem` under `schedule`."""
+    return TileGrid(
+        m=ceil_div(problem.m, schedule.tile_m * schedule.cluster_m),
+        n=ceil_div(problem.n, schedule.tile_n * schedule.cluster_n),
+        k_blocks=ceil_div(problem.k, schedule.tile_k),
+        cluster_size=schedule.cluster_size,
+    )
+
+
+def tile_position(
+    index: int, tiles_m: int, tiles_n: int, raster: str, swizzle: int, serpentine: bool
+) -> tuple[int, int]:
+    """The (m, n) position of the cluster tile that is walked over as number `index`.
+
+    The grid is cut into bands of `swizzle` tiles along the raster axis; inside a band consecutive tiles run
+    along that axis, then step along the other. The last band is as tall as what is left, so that no factor
+    adds a tile. With `serpentine` odd bands walk the other axis backwards, which keeps its operand in L2.
+    The kernel evaluates the same expression (`tile_position` in the generated source).
+    """
+    fast_tiles, slow_tiles = (tiles_m, tiles_n) if raster == "m" else (tiles_n, tiles_m)
+    band, offset = divmod(index, swizzle * slow_tiles)
+    height = min(swizzle, fast_tiles - band * swizzle)
+    slow, fast = divmod(offset, height)
+    fast += band * swizzle
+    if serpentine and band % 2:
+        slow = slow_tiles - 1 - slow
+    return (fast, slow) if raster == "m" else (slow, fast)
+
+
+def waves(grid: TileGrid, resident_ctas: int) -> float:
+    """Tiles over the CTAs that run at once; the fraction above a whole number is the tail."""
+    return grid.ctas / resident_ctas
