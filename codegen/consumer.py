@@ -9,7 +9,6 @@ from . import epilogue
 def consumer(s: Schedule, leave: str) -> str:
     """The rest of the kernel, after the producer has returned."""
     pingpong = s.arrangement == PINGPONG
-    clustered = s.cluster_size > 1
     staged = s.store == "tma"
     lines = ["  // Consumers."]
     if s.consumer_regs:
@@ -22,7 +21,7 @@ def consumer(s: Schedule, leave: str) -> str:
         "  const u64 a_descriptor = descriptor(smem + SMEM_A + tile_row * 128);",
         "  const u64 b_descriptor = descriptor(smem + SMEM_B);",
     ]
-    if clustered:
+    if s.multicast:
         lines += [
             "  // Thread i hands stages back to peer i: first the CTAs of its cluster column, then the others of its row.",
             "  constexpr int PEERS = CLUSTER_M + CLUSTER_N - 1;",
@@ -43,6 +42,8 @@ def consumer(s: Schedule, leave: str) -> str:
         ]
     if staged:
         lines.append("  const u32 chunks = smem + SMEM_EPILOGUE + consumer * BUFFERS * CHUNK;")
+    if s.split_k > 1:
+        lines.append("  const u32 received = smem + SMEM_EXCHANGE + consumer * EXCHANGE_SLOTS * SLOT;")
     if pingpong:
         lines += [
             "",

@@ -1,13 +1,54 @@
-"""The epilogue: accumulators to D, through shared memory and TMA or directly."""
+"""The epilogue: accumulators to D, through shared memory and TMA or directly, partial sums added up before."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from ..space import Schedule, store_pieces
+from ..space.resources import ACCUMULATOR_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one chunk of the epilogue stores: `width` columns of one 64-row block of a warpgroup."""
+
+    block: int
+    column: int
+    width: int
+    owner: int
+    """The CTA of the split that adds the parts of the piece and stores it."""
+    turn: int
+    """How many pieces its owner has stored before it."""
+
+
+def pieces(s: Schedule) -> Iterator[Piece]:
+    """The pieces of a warpgroup's tile in the order of storing, dealt to the CTAs that share K in turn."""
+    order = 0
+    for block in range(s.m64_per_warpgroup):
+        for column, width in store_pieces(s.tile_n, s.epilogue_n):
+            yield Piece(block, column, width, order % s.split_k, order // s.split_k)
+            order += 1
+
+
+def received_bytes(s: Schedule) -> str:
+    """A CUDA expression of `rank`: the bytes of partial sums that the CTA receives from its peers."""
+    columns = [0] * s.split_k
+    for piece in pieces(s):
+        columns[piece.owner] += piece.width
+    counts = [64 * c * ACCUMULATOR_BYTES * s.consumers * (s.split_k - 1) for c in columns]
+    expression = str(counts[-1])
+    for rank in reversed(range(s.split_k - 1)):
+        if counts[rank] != counts[-1]:
+            expression = f"rank == {rank} ? {counts[rank]} : {expression}"
+    return expression
 
 
 def functions(s: Schedule) -> list[str]:
     """Device functions the epilogue calls."""
-    return [_STAGE_PIECE] if s.store == "tma" else [_STORE_DIRECT]
+    if s.store == "direct":
+        return [_STORE_DIRECT]
+    return [*([_EXCHANGE] if s.split_k > 1 else []), _STAGE_PIECE_TRANSPOSED if s.swap_ab else _STAGE_PIECE]
 
 
 def call(s: Schedule) -> list[str]:
@@ -15,24 +56,46 @@ def call(s: Schedule) -> list[str]:
     if s.store == "direct":
         return ["store_direct(accumulators, d, d_pitch, row, column, m, n);"]
     lines = []
-    order = 0
-    for block in range(s.m64_per_warpgroup):
-        for column, width in store_pieces(s.tile_n, s.epilogue_n):
-            chunk = order % s.epilogue_buffers
-            # The first wait is for the tile before, whose stores had a whole main loop to finish.
-            if order == 0:
-                lines += ["if (thread == 0) tma_store_wait<0>();", "named_sync(1 + consumer, 128);"]
-            elif order >= s.epilogue_buffers:
-                lines += ["if (thread == 0) tma_store_wait<BUFFERS - 1>();", "named_sync(1 + consumer, 128);"]
-            target = "chunks" if chunk == 0 else f"chunks + {chunk} * CHUNK"
-            row = "row" if block == 0 else f"row + {64 * block}"
-            lines += [
-                f"stage_piece<{column}, {width}>(accumulators[{block}], {target}, thread);",
-                "named_sync(1 + consumer, 128);",
-                f"if (thread == 0) tma_store(map_d{width}, column + {column}, {row}, {target});",
-            ]
-            order += 1
+    if s.split_k > 1:
+        lines += ["", "// Every CTA sends its part of a piece to the piece's owner."]
+        lines.append("cluster_wait();")
+        for piece in pieces(s):
+            lines.append(
+                f"if (rank != {piece.owner}) send_piece<{piece.column}, {piece.width}>(accumulators[{piece.block}],"
+                f" received, {piece.turn}, rank, {piece.owner}, smem + SMEM_EXCHANGED, thread);"
+            )
+        lines += ["mbarrier_wait(smem + SMEM_EXCHANGED, 0);", ""]
+    for piece in pieces(s):
+        if s.split_k > 1:
+            add = (
+                f"add_pieces<{piece.column}, {piece.width}>(accumulators[{piece.block}],"
+                f" received + {piece.turn} * (SPLIT_K - 1) * SLOT, thread);"
+            )
+            lines += [f"if (rank == {piece.owner}) {{", *("  " + line for line in [add, *_store(s, piece)]), "}"]
+        else:
+            lines += _store(s, piece)
     return lines
+
+
+def _store(s: Schedule, piece: Piece) -> list[str]:
+    lines = []
+    # A chunk is written again only when the store before has read it. The first wait is for the tile before,
+    # whose stores had a whole main loop to finish.
+    if piece.turn == 0:
+        lines += ["if (thread == 0) tma_store_wait<0>();", "named_sync(1 + consumer, 128);"]
+    elif piece.turn >= s.epilogue_buffers:
+        lines += ["if (thread == 0) tma_store_wait<BUFFERS - 1>();", "named_sync(1 + consumer, 128);"]
+    number = piece.turn % s.epilogue_buffers
+    chunk = "chunks" if number == 0 else f"chunks + {number} * CHUNK"
+    row = "row" if piece.block == 0 else f"row + {64 * piece.block}"
+    column = "column" if piece.column == 0 else f"column + {piece.column}"
+    place = f"{row}, {column}" if s.swap_ab else f"{column}, {row}"
+    return [
+        *lines,
+        f"stage_piece<{piece.column}, {piece.width}>(accumulators[{piece.block}], {chunk}, thread);",
+        "named_sync(1 + consumer, 128);",
+        f"if (thread == 0) tma_store(map_d{piece.width}, {place}, {chunk});",
+    ]
 
 
 _STAGE_PIECE = """\
@@ -55,6 +118,61 @@ __device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, 
     }
   }
   proxy_fence();
+}"""
+
+_STAGE_PIECE_TRANSPOSED = """\
+// Writes columns COLUMN .. COLUMN + WIDTH of a 64-row block to shared memory as WIDTH rows of 64 elements, with the
+// 128-byte swizzle: the 8x8 blocks are stored transposed.
+template <int COLUMN, int WIDTH, int COUNT>
+__device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, int thread) {
+  const int lane = thread % 32;
+  const u32 unit = thread / 32 * 2 + lane / 8 % 2;  // of 16 bytes in a row: this warp's 16 elements
+  const u32 place = chunk + lane % 8 * 128 + (unit ^ lane % 8) * 16;
+  if constexpr (WIDTH == 8) {
+    constexpr int j = COLUMN / 2;
+    stmatrix_x2(place, pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]));
+  } else {
+    #pragma unroll
+    for (int row = 0; row < WIDTH; row += 16) {
+      const int j = (COLUMN + row) / 2;
+      stmatrix_x4(place + (row + lane / 16 * 8) * 128, pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]),
+                  pack(d[j + 4], d[j + 5]), pack(d[j + 6], d[j + 7]));
+    }
+  }
+  proxy_fence();
+}"""
+
+_EXCHANGE = """\
+// Sends columns COLUMN .. COLUMN + WIDTH of a 64-row block to CTA `owner`. The owner keeps the parts of its piece
+// number `turn` in SPLIT_K - 1 slots, in the order of the ranks after its own.
+template <int COLUMN, int WIDTH, int COUNT>
+__device__ __forceinline__ void send_piece(const float (&d)[COUNT], u32 received, int turn, u32 rank, u32 owner,
+                                           u32 barrier, int thread) {
+  const u32 order = (rank + SPLIT_K - owner - 1) % SPLIT_K;
+  const u32 slot = peer_address(received + (turn * (SPLIT_K - 1) + order) * SLOT + thread * 16, owner);
+  const u32 landed = peer_address(barrier, owner);
+  #pragma unroll
+  for (int unit = 0; unit < WIDTH / 8; ++unit) {
+    const int j = (COLUMN / 8 + unit) * 4;
+    store_peer(slot + unit * 128 * 16, float4{d[j], d[j + 1], d[j + 2], d[j + 3]}, landed);
+  }
+}
+
+// Adds the parts of a piece, always in the same order.
+template <int COLUMN, int WIDTH, int COUNT>
+__device__ __forceinline__ void add_pieces(float (&d)[COUNT], u32 slots, int thread) {
+  #pragma unroll
+  for (int part = 0; part < SPLIT_K - 1; ++part) {
+    #pragma unroll
+    for (int unit = 0; unit < WIDTH / 8; ++unit) {
+      const int j = (COLUMN / 8 + unit) * 4;
+      const float4 v = load_shared(slots + part * SLOT + unit * 128 * 16 + thread * 16);
+      d[j] += v.x;
+      d[j + 1] += v.y;
+      d[j + 2] += v.z;
+      d[j + 3] += v.w;
+    }
+  }
 }"""
 
 _STORE_DIRECT = """\

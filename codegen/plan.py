@@ -12,6 +12,7 @@ from ..space import (
     OUT_DTYPE_BYTES,
     Problem,
     Schedule,
+    kernel_extents,
     shared_memory,
     store_pieces,
     tile_grid,
@@ -19,7 +20,8 @@ from ..space import (
 from ..space.resources import SWIZZLE_BYTES
 
 INT_ARGUMENTS = ("m", "n", "k", "tiles_m", "tiles_n", "raster_n", "swizzle", "serpentine", "k_zigzag")
-"""The 32-bit kernel arguments after the tensor maps, in order. `tiles_*` count cluster tiles."""
+"""The 32-bit kernel arguments after the tensor maps, in order. m and n are the rows and columns that the kernel
+computes; `tiles_*` count cluster tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +74,20 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
     """The launch of `schedule` on `problem`, which must be valid together."""
     element = DTYPE_BYTES[problem.dtype]
     slab = SWIZZLE_BYTES // element
+    rows, columns = kernel_extents(problem, schedule)
+    row_operand, column_operand = ("b", "a") if schedule.swap_ab else ("a", "b")
     maps = [
         TensorMapSpec(
             operand=operand,
             dtype=problem.dtype,
-            extents=(problem.k, rows),
+            extents=(problem.k, extent),
             pitch_bytes=problem.k * element,
             box=(slab, tile // sharers),
             swizzle_bytes=SWIZZLE_BYTES,
         )
-        for operand, rows, tile, sharers in (
-            ("a", problem.m, schedule.tile_m, schedule.cluster_n),
-            ("b", problem.n, schedule.tile_n, schedule.cluster_m),
+        for operand, extent, tile, sharers in (
+            (row_operand, rows, schedule.tile_m, schedule.cluster_n),
+            (column_operand, columns, schedule.tile_n, schedule.cluster_m),
         )
     ]
     out = OUT_DTYPE_BYTES[problem.out_dtype]
@@ -94,8 +98,8 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
                 dtype=problem.out_dtype,
                 extents=(problem.n, problem.m),
                 pitch_bytes=problem.n * out,
-                box=(width, 64),
-                swizzle_bytes=piece_swizzle_bytes(width),
+                box=(64, width) if schedule.swap_ab else (width, 64),
+                swizzle_bytes=SWIZZLE_BYTES if schedule.swap_ab else piece_swizzle_bytes(width),
             )
             for width in store_widths(schedule)
         ]
@@ -103,8 +107,8 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
     return LaunchPlan(
         tensor_maps=tuple(maps),
         ints=(
-            problem.m,
-            problem.n,
+            rows,
+            columns,
             problem.k,
             grid.m,
             grid.n,

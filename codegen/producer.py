@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from ..space import Schedule
+from .ptx import load_name
+
+
+def operand_loads(s: Schedule) -> dict[str, tuple[bool, bool]]:
+    """For the row operand `a` and the column operand `b` of the kernel: (multicast, with a cache hint)."""
+    once = {"a": "b", "b": "a", "": ""}[s.evict_first] if s.swap_ab else s.evict_first
+    return {"a": (s.cluster_n > 1, once == "a"), "b": (s.cluster_m > 1, once == "b")}
 
 
 def producer(s: Schedule, leave: str) -> str:
     """The branch of the producer warpgroup, up to and with its return."""
+    loads = operand_loads(s)
     lines = ["  if (warpgroup == 0) {"]
     if s.producer_regs:
         lines.append(f"    shrink_registers<{s.producer_regs}>();")
@@ -28,6 +36,8 @@ def producer(s: Schedule, leave: str) -> str:
             "      constexpr int B_SLICE = TILE_N / CLUSTER_M;",
             f"      const u32 b_peers = {2**s.cluster_m - 1}u << (cluster_column * CLUSTER_M);",
         ]
+    if s.evict_first:
+        lines.append("      const u64 once = evict_first();")
     a_slice = " + cluster_column * A_SLICE" if s.cluster_n > 1 else ""
     b_slice = " + cluster_row * B_SLICE" if s.cluster_m > 1 else ""
     lines += [
@@ -39,7 +49,7 @@ def producer(s: Schedule, leave: str) -> str:
         f"        const int b_row = (at.n * CLUSTER_N + cluster_column) * TILE_N{b_slice};",
         "        #pragma unroll 1",
         "        for (int block = 0; block < k_blocks; ++block) {",
-        "          const int column = (backwards ? k_blocks - 1 - block : block) * TILE_K;",
+        "          const int column = (first_block + (backwards ? k_blocks - 1 - block : block)) * TILE_K;",
         "          const u32 arrived = full + 8 * ring.stage;",
         "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
         "          mbarrier_expect(arrived, A_STAGE + B_STAGE);",
@@ -49,8 +59,7 @@ def producer(s: Schedule, leave: str) -> str:
         + (" + cluster_column * A_SLICE * 128;" if s.cluster_n > 1 else ";"),
         "            const u32 b_slab = smem + SMEM_B + ring.stage * B_STAGE + slab * B_SLAB"
         + (" + cluster_row * B_SLICE * 128;" if s.cluster_m > 1 else ";"),
-        "            " + _load("a", s.cluster_n > 1),
-        "            " + _load("b", s.cluster_m > 1),
+        *(f"            {_load(operand, *flags)}" for operand, flags in loads.items()),
         "          }",
         "          ring.next();",
         "        }",
@@ -64,11 +73,13 @@ def producer(s: Schedule, leave: str) -> str:
     return "\n".join(lines)
 
 
-def _load(operand: str, multicast: bool) -> str:
-    arguments = f"{operand}_slab, map_{operand}, column + slab * 64, {operand}_row, arrived"
+def _load(operand: str, multicast: bool, hinted: bool) -> str:
+    arguments = [f"{operand}_slab", f"map_{operand}", "column + slab * 64", f"{operand}_row", "arrived"]
     if multicast:
-        return f"tma_load_multicast({arguments}, {operand}_peers);"
-    return f"tma_load({arguments});"
+        arguments.append(f"{operand}_peers")
+    if hinted:
+        arguments.append("once")
+    return f"{load_name(multicast, hinted)}({', '.join(arguments)});"
 
 
 def _row_mask(s: Schedule) -> int:

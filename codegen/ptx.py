@@ -82,24 +82,30 @@ __device__ __forceinline__ void named_sync(u32 id, u32 threads) {
 __device__ __forceinline__ void named_arrive(u32 id, u32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }""",
+    "cluster_arrive": """\
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }""",
+    "store_peer": """\
+// Stores 16 bytes in the shared memory of another CTA; they count on its `barrier` when they have landed.
+__device__ __forceinline__ void store_peer(u32 target, float4 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+               ::"r"(target), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ float4 load_shared(u32 source) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(source));
+  return v;
+}""",
     "tensor_map_prefetch": """\
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }""",
-    "tma_load": """\
-// Copies the box at (column, row) to shared memory; its bytes count on `barrier`.
-__device__ __forceinline__ void tma_load(u32 target, const TensorMap& map, int column, int row, u32 barrier) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-               " [%0], [%1, {%2, %3}], [%4];"
-               ::"r"(target), "l"(&map), "r"(column), "r"(row), "r"(barrier) : "memory");
-}""",
-    "tma_load_multicast": """\
-// The same, to the same place in every CTA of `mask`; the bytes count on the same barrier of each.
-__device__ __forceinline__ void tma_load_multicast(u32 target, const TensorMap& map, int column, int row, u32 barrier,
-                                                   u32 mask) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
-               " [%0], [%1, {%2, %3}], [%4], %5;"
-               ::"r"(target), "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)mask) : "memory");
+    "evict_first": """\
+// Cache policy of data that is read only once.
+__device__ __forceinline__ u64 evict_first() {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
 }""",
     "tma_store": """\
 __device__ __forceinline__ void tma_store(const TensorMap& map, int column, int row, u32 source) {
@@ -117,15 +123,6 @@ __device__ __forceinline__ void tma_store_wait() {
 // Orders this thread's writes to shared memory before what the copy engine reads next.
 __device__ __forceinline__ void proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}""",
-    "stmatrix": """\
-// Stores 8x8 blocks of 16-bit elements, each lane giving the address of one row.
-__device__ __forceinline__ void stmatrix_x4(u32 row, u32 r0, u32 r1, u32 r2, u32 r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
-}
-__device__ __forceinline__ void stmatrix_x2(u32 row, u32 r0, u32 r1) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(r0), "r"(r1) : "memory");
 }""",
     "set_registers": """\
 template <int COUNT>
@@ -145,6 +142,54 @@ __device__ __forceinline__ void wgmma_wait() {
 }""",
 }
 """Name -> source, in the order in which a kernel prints them."""
+
+
+def stmatrix_functions(transposed: bool) -> str:
+    """`stmatrix_x4` and `stmatrix_x2`: register fragments of 8x8 blocks to shared memory, as rows or as columns."""
+    form = ".trans" if transposed else ""
+    comment = ", transposed" if transposed else ""
+    return f"""\
+// Stores 8x8 blocks of 16-bit elements{comment}, each lane giving the address of one row.
+__device__ __forceinline__ void stmatrix_x4(u32 row, u32 r0, u32 r1, u32 r2, u32 r3) {{
+  asm volatile("stmatrix.sync.aligned.m8n8.x4{form}.shared.b16 [%0], {{%1, %2, %3, %4}};"
+               ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
+}}
+__device__ __forceinline__ void stmatrix_x2(u32 row, u32 r0, u32 r1) {{
+  asm volatile("stmatrix.sync.aligned.m8n8.x2{form}.shared.b16 [%0], {{%1, %2}};" ::"r"(row), "r"(r0), "r"(r1) : "memory");
+}}"""
+
+
+def tma_load_function(multicast: bool, hinted: bool) -> str:
+    """`tma_load[_multicast][_evict_first]`: one box of a tensor map to shared memory."""
+    name = load_name(multicast, hinted)
+    parameters = ["u32 target", "const TensorMap& map", "int column", "int row", "u32 barrier"]
+    operands = "[%0], [%1, {%2, %3}], [%4]"
+    inputs = ['"r"(target)', '"l"(&map)', '"r"(column)', '"r"(row)', '"r"(barrier)']
+    form = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    comment = "// Copies the box at (column, row) to shared memory; its bytes count on `barrier`."
+    if multicast:
+        comment += "\n// To the same place in every CTA of `mask`, on the same barrier of each."
+        form += ".multicast::cluster"
+        parameters.append("u32 mask")
+        operands += f", %{len(inputs)}"
+        inputs.append('"h"((unsigned short)mask)')
+    if hinted:
+        form += ".L2::cache_hint"
+        parameters.append("u64 policy")
+        operands += f", %{len(inputs)}"
+        inputs.append('"l"(policy)')
+    return f"""\
+{comment}
+__device__ __forceinline__ void {name}({", ".join(parameters)}) {{
+  asm volatile("{form}"
+               " {operands};"
+               ::{", ".join(inputs)} : "memory");
+}}"""
+
+
+def load_name(multicast: bool, hinted: bool) -> str:
+    """The name of the load function for these flags."""
+    return "tma_load" + "_multicast" * multicast + "_hinted" * hinted
 
 
 def pack_function(dtype: str) -> str:

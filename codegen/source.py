@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..space import PINGPONG, Problem, Schedule, shared_memory
+from ..space.resources import empty_arrivals, exchange_slots
 from . import epilogue, ptx
 from .consumer import consumer
 from .plan import store_widths
-from .producer import producer
+from .producer import operand_loads, producer
 
 GENERATOR_VERSION = "1"
 """Raised when generated code changes in a way that can change a time: older measurements are then stale."""
@@ -47,6 +48,9 @@ def generate(problem: Problem, schedule: Schedule) -> KernelSource:
 
 
 def _title(problem: Problem, s: Schedule) -> str:
+    product = "D[m, n] = A[m, k] x B[n, k]^T"
+    if s.swap_ab:
+        product += ", computed as its transpose: below, A is B, m is n, and the other way round"
     if s.arrangement == PINGPONG:
         roles = "two consumer warpgroups that own alternate tiles (ping-pong)"
     else:
@@ -54,7 +58,8 @@ def _title(problem: Problem, s: Schedule) -> str:
     return f"""\
 // tileseek generator {GENERATOR_VERSION}: {s.kernel.name}
 //
-// D[m, n] = A[m, k] x B[n, k]^T in {problem.dtype}, fp32 accumulation, all row-major.
+// {product}.
+// {problem.dtype} operands and result, fp32 accumulation, all row-major.
 // One producer warpgroup, whose first thread feeds a ring of {s.stages} stages by TMA, and {roles}."""
 
 
@@ -78,41 +83,57 @@ def _constants(problem: Problem, s: Schedule) -> str:
         f"constexpr u32 SMEM_B = {smem.b};",
     ]
     if s.store == "tma":
+        lines.append(f"constexpr u32 SMEM_EPILOGUE = {smem.epilogue};")
+    if s.split_k > 1:
+        lines.append(f"constexpr u32 SMEM_EXCHANGE = {smem.exchange};")
+    lines += [f"constexpr u32 SMEM_FULL = {smem.barriers};", "constexpr u32 SMEM_EMPTY = SMEM_FULL + 8 * STAGES;"]
+    if s.split_k > 1:
+        lines.append("constexpr u32 SMEM_EXCHANGED = SMEM_EMPTY + 8 * STAGES;")
+    if s.store == "tma":
         lines += [
-            f"constexpr u32 SMEM_EPILOGUE = {smem.epilogue};",
-            f"constexpr u32 SMEM_FULL = {smem.barriers};",
-            "constexpr u32 SMEM_EMPTY = SMEM_FULL + 8 * STAGES;",
             "",
-            f"constexpr int BUFFERS = {s.epilogue_buffers};            // epilogue chunks of a warpgroup",
-            f"constexpr u32 CHUNK = 64 * {s.epilogue_n} * 2;    // bytes of one",
+            f"constexpr int BUFFERS = {s.epilogue_buffers};  // epilogue chunks of a warpgroup",
+            f"constexpr u32 CHUNK = 64 * {s.epilogue_n} * 2;  // bytes of one",
         ]
-    else:
-        lines += [f"constexpr u32 SMEM_FULL = {smem.barriers};", "constexpr u32 SMEM_EMPTY = SMEM_FULL + 8 * STAGES;"]
+    if s.split_k > 1:
+        lines += [
+            "",
+            f"constexpr int SPLIT_K = {s.split_k};  // CTAs of a cluster, each with its share of K",
+            f"constexpr int EXCHANGE_SLOTS = {exchange_slots(s)};  // pieces a warpgroup receives at most",
+            f"constexpr u32 SLOT = 64 * {s.epilogue_n} * 4;  // bytes of one",
+        ]
     return "\n".join(lines)
 
 
 def _primitives(problem: Problem, s: Schedule) -> list[str]:
-    clustered = s.cluster_size > 1
     pingpong = s.arrangement == PINGPONG
+    split = s.split_k > 1
     staged = s.store == "tma"
-    unused = {
-        "mbarrier_arrive": clustered,
-        "mbarrier_arrive_peer": not clustered,
-        "peer_address": not clustered,
-        "cluster_rank": not clustered,
-        "cluster_sync": not clustered,
-        "tma_load": s.cluster_n > 1 and s.cluster_m > 1,
-        "tma_load_multicast": not clustered,
-        "named_sync": not (staged or pingpong),
-        "named_arrive": not pingpong,
-        "tma_store": not staged,
-        "tma_store_wait": not staged,
-        "proxy_fence": not staged,
-        "stmatrix": not staged,
-        "set_registers": not s.consumer_regs,
+    needed = {
+        "mbarrier_arrive": not s.multicast,
+        "mbarrier_arrive_peer": s.multicast,
+        "peer_address": s.cluster_size > 1,
+        "cluster_rank": s.cluster_size > 1,
+        "cluster_sync": s.multicast,
+        "cluster_arrive": split,
+        "store_peer": split,
+        "evict_first": bool(s.evict_first),
+        "named_sync": staged or pingpong,
+        "named_arrive": pingpong,
+        "tma_store": staged,
+        "tma_store_wait": staged,
+        "proxy_fence": staged,
+        "set_registers": s.consumer_regs > 0,
     }
-    chosen = [text for name, text in ptx.PRIMITIVES.items() if not unused.get(name, False)]
-    return [*chosen, ptx.pack_function(problem.out_dtype), ptx.wgmma_function(s.tile_n, problem.dtype), _DESCRIPTOR, _RING]
+    return [
+        *(text for name, text in ptx.PRIMITIVES.items() if needed.get(name, True)),
+        *(ptx.tma_load_function(*flags) for flags in sorted(set(operand_loads(s).values()))),
+        *([ptx.stmatrix_functions(s.swap_ab)] if staged else []),
+        ptx.pack_function(problem.out_dtype),
+        ptx.wgmma_function(s.tile_n, problem.dtype),
+        _DESCRIPTOR,
+        _RING,
+    ]
 
 
 _DESCRIPTOR = """\
@@ -155,7 +176,6 @@ __device__ __forceinline__ Position tile_position(int index, const Walk& walk) {
 
 
 def _kernel(problem: Problem, s: Schedule) -> str:
-    clustered = s.cluster_size > 1
     maps = ["map_a", "map_b"]
     if s.store == "tma":
         maps += [f"map_d{width}" for width in store_widths(s)]
@@ -163,21 +183,40 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     arguments.append("int m, int n, int k, int tiles_m, int tiles_n, int raster_n, int swizzle, int serpentine, int k_zigzag")
     if s.store == "direct":
         arguments.append("unsigned short* __restrict__ d, long long d_pitch")
-    from ..space.resources import empty_arrivals
-
-    if clustered:
-        identity = """\
-  const u32 rank = cluster_rank();
-  const int cluster_row = rank % CLUSTER_M, cluster_column = rank / CLUSTER_M;
-  const int first_tile = blockIdx.x / (CLUSTER_M * CLUSTER_N), tile_step = gridDim.x / (CLUSTER_M * CLUSTER_N);"""
-        ready = "  cluster_sync();"
+    identity = [
+        "  constexpr int cluster_row = 0, cluster_column = 0;",
+        "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",
+    ]
+    share = ["  constexpr int first_block = 0;", "  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
+    ready = ["  __syncthreads();"]
+    leave = ""
+    barriers = []
+    if s.multicast:
+        identity = [
+            "  const u32 rank = cluster_rank();",
+            "  const int cluster_row = rank % CLUSTER_M, cluster_column = rank / CLUSTER_M;",
+            "  const int first_tile = blockIdx.x / (CLUSTER_M * CLUSTER_N), tile_step = gridDim.x / (CLUSTER_M * CLUSTER_N);",
+        ]
+        ready = ["  cluster_sync();"]
         leave = "  cluster_sync();  // no CTA leaves while a peer may still reach its shared memory"
-    else:
-        identity = """\
-  constexpr int cluster_row = 0, cluster_column = 0;
-  const int first_tile = blockIdx.x, tile_step = gridDim.x;"""
-        ready = "  __syncthreads();"
-        leave = ""
+    if s.split_k > 1:
+        identity = [
+            "  constexpr int cluster_row = 0, cluster_column = 0;",
+            "  const u32 rank = cluster_rank();",
+            "  const int first_tile = blockIdx.x / SPLIT_K, tile_step = gridDim.x / SPLIT_K;",
+        ]
+        share = [
+            "  const int all_blocks = (k + TILE_K - 1) / TILE_K;",
+            "  const int first_block = (long long)all_blocks * rank / SPLIT_K;",
+            "  const int k_blocks = (long long)all_blocks * (rank + 1) / SPLIT_K - first_block;",
+        ]
+        ready = ["  __syncthreads();", "  cluster_arrive();  // waited for before the first word to a peer"]
+        leave = "  cluster_wait();"
+        barriers = [
+            "    mbarrier_init(smem + SMEM_EXCHANGED, 1);",
+            f"    mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(s)});",
+        ]
+    lines = "\n".join
     return f"""\
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {ENTRY}({(',' + chr(10) + ' ' * (len(ENTRY) + 1)).join(arguments)}) {{
@@ -187,21 +226,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   // Broadcast from lane 0, so that the compiler knows the warp to agree and keeps what follows in uniform registers.
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int warpgroup = warp / 4;
-{identity}
+{lines(identity)}
   const Walk walk{{tiles_m, tiles_n, raster_n, swizzle, serpentine}};
   const int tiles = tiles_m * tiles_n;
-  const int k_blocks = (k + TILE_K - 1) / TILE_K;
+{lines(share)}
 
   if (threadIdx.x == 0) {{
     for (int stage = 0; stage < STAGES; ++stage) {{
       mbarrier_init(full + 8 * stage, 1);
       mbarrier_init(empty + 8 * stage, {empty_arrivals(s)});
     }}
-    mbarrier_init_fence();
+{lines([*barriers, "    mbarrier_init_fence();"])}
   }}
-{ready}
+{lines(ready)}
 
 {producer(s, leave)}
 
-{consumer(s, leave)}
+{consumer(s, leave if s.multicast else "")}
 }}"""

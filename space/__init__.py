@@ -17,7 +17,7 @@ from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Proble
 from .resources import SharedMemory, shared_memory, store_pieces
 from .rules import ctas_per_sm, unsupported, violations
 from .schedule import COOPERATIVE, LAUNCH_FIELDS, PINGPONG, Schedule
-from .tiles import TileGrid, ceil_div, tile_grid, tile_position, waves
+from .tiles import TileGrid, ceil_div, kernel_extents, tile_grid, tile_position, waves
 
 __all__ = [
     "COOPERATIVE",
@@ -43,6 +43,7 @@ __all__ = [
     "domain",
     "enumerate_schedules",
     "find_device",
+    "kernel_extents",
     "kernels",
     "launches",
     "nearest",

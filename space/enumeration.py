@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from .device import Device
@@ -22,9 +24,11 @@ from .rules import (
     CONSUMERS,
     EPILOGUE_BUFFERS,
     EPILOGUE_N,
+    EVICT_FIRST,
     MMA_IN_FLIGHT,
     MULTICAST_ROWS,
     RASTERS,
+    SPLIT_K,
     STAGES,
     STORES,
     SWIZZLES,
@@ -32,7 +36,7 @@ from .rules import (
     TILE_M,
     TILE_N,
 )
-from .schedule import COOPERATIVE, LAUNCH_FIELDS, Schedule
+from .schedule import COOPERATIVE, LAUNCH_FIELDS, PINGPONG, Schedule
 from .tiles import tile_grid
 
 _Domain = Callable[[Schedule, Problem, Device], Iterable[Any]]
@@ -41,8 +45,25 @@ _START = Schedule(COOPERATIVE, 1, 64, 16, 64, 2, store="direct")
 """The smallest schedule: what a dimension not yet chosen is taken to be."""
 
 
+_FIELD_AT = {field.name: index for index, field in enumerate(fields(Schedule))}
+_field_values = attrgetter(*_FIELD_AT)
+
+
+def _with(schedule: Schedule, **changes: Any) -> Schedule:
+    """`dataclasses.replace`, several times faster: nearly all the time of a walk is spent here."""
+    values = list(_field_values(schedule))
+    for name, value in changes.items():
+        values[_FIELD_AT[name]] = value
+    return Schedule(*values)
+
+
 def _fits(s: Schedule, problem: Problem, device: Device) -> bool:
     return shared_memory(problem, s).total <= device.smem_per_cta
+
+
+def _fitting(name: str, values: tuple[int, ...], s: Schedule, problem: Problem, device: Device) -> tuple[int, ...]:
+    """The values of a dimension whose need of memory grows with it, up to the largest that fits."""
+    return values[: bisect_left(values, True, key=lambda value: not _fits(_with(s, **{name: value}), problem, device))]
 
 
 def _tile_m(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
@@ -51,39 +72,63 @@ def _tile_m(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 
 
 def _tile_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    return [n for n in TILE_N if _splits(replace(s, tile_n=n), device) and _fits(replace(s, tile_n=n), problem, device)]
+    most = max(max_accumulators(split, device.registers_per_sm) for split in _with_splits(s))
+    widest = 2 * most // s.m64_per_warpgroup
+    return [n for n in _fitting("tile_n", TILE_N, s, problem, device) if n <= widest]
+
+
+def _with_splits(s: Schedule) -> list[Schedule]:
+    return [_with(s, producer_regs=p, consumer_regs=c) for p, c in register_splits(s.consumers)]
 
 
 def _splits(s: Schedule, device: Device) -> list[tuple[int, int]]:
-    splits = []
-    for producer, consumer in register_splits(s.consumers):
-        split = replace(s, producer_regs=producer, consumer_regs=consumer)
-        if s.accumulators <= max_accumulators(split, device.registers_per_sm):
-            splits.append((producer, consumer))
-    return splits
+    return [
+        (split.producer_regs, split.consumer_regs)
+        for split in _with_splits(s)
+        if s.accumulators <= max_accumulators(split, device.registers_per_sm)
+    ]
 
 
 def _epilogue_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     if s.store == "direct":
         return [64]
-    return [n for n in EPILOGUE_N if n <= s.tile_n and _fits(replace(s, epilogue_n=n, epilogue_buffers=1), problem, device)]
+    return [n for n in EPILOGUE_N if n <= max(s.tile_n, EPILOGUE_N[0]) and _fits(_with(s, epilogue_n=n, epilogue_buffers=1), problem, device)]
 
 
 def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     if s.store == "direct":
         return [2]
     pieces = len(store_pieces(s.tile_n, s.epilogue_n)) * s.m64_per_warpgroup
-    return [b for b in EPILOGUE_BUFFERS if b <= pieces and _fits(replace(s, epilogue_buffers=b), problem, device)]
+    return [b for b in EPILOGUE_BUFFERS if b <= pieces and _fits(_with(s, epilogue_buffers=b), problem, device)]
 
 
 def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
-    narrow = replace(s, epilogue_n=EPILOGUE_N[0], epilogue_buffers=1)
-    return [store for store in STORES if _fits(replace(narrow, store=store), problem, device)]
+    narrow = _staged(s)
+    stores = STORES[:1] if s.swap_ab or s.split_k > 1 else STORES
+    return [store for store in stores if _fits(_with(narrow, store=store), problem, device)]
 
 
-def _sliceable(s: Schedule, cluster: tuple[int, int]) -> bool:
-    m, n = cluster
-    return s.tile_m % (MULTICAST_ROWS * n) == 0 and s.tile_n % (MULTICAST_ROWS * m) == 0
+def _staged(s: Schedule) -> Schedule:
+    """With the smallest epilogue that goes through shared memory."""
+    return _with(s, store="tma", epilogue_n=EPILOGUE_N[0], epilogue_buffers=1)
+
+
+def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
+    return [False, True] if _fits(_staged(s), problem, device) else [False]
+
+
+def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
+    narrow = _staged(s)
+    if s.arrangement == PINGPONG or s.accumulators > max_accumulators(_with(s, split_k=2), device.registers_per_sm):
+        return [1]
+    k_blocks = tile_grid(problem, s).k_blocks
+    return [k for k in SPLIT_K if k <= k_blocks and (k == 1 or _fits(_with(narrow, split_k=k), problem, device))]
+
+
+def _clusters(s: Schedule) -> list[tuple[int, int]]:
+    if s.split_k > 1:
+        return [(1, 1)]
+    return [(m, n) for m, n in CLUSTERS if s.tile_m % (MULTICAST_ROWS * n) == 0 and s.tile_n % (MULTICAST_ROWS * m) == 0]
 
 
 def _ctas(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
@@ -120,17 +165,20 @@ DIMENSIONS: Mapping[str, _Domain] = {
     "consumers": lambda s, p, d: CONSUMERS[s.arrangement],
     "tile_m": _tile_m,
     "tile_n": _tile_n,
-    "tile_k": lambda s, p, d: [k for k in TILE_K if _fits(replace(s, tile_k=k), p, d)],
+    "tile_k": lambda s, p, d: _fitting("tile_k", TILE_K, s, p, d),
     "consumer_regs": lambda s, p, d: [consumer for _, consumer in _splits(s, d)],
     "producer_regs": lambda s, p, d: [p_ for p_, consumer in _splits(s, d) if consumer == s.consumer_regs],
+    "swap_ab": _swap_ab,
+    "split_k": _split_k,
     "store": _store,
     "epilogue_n": _epilogue_n,
     "epilogue_buffers": _epilogue_buffers,
-    "cluster_m": lambda s, p, d: sorted({m for m, n in CLUSTERS if _sliceable(s, (m, n))}),
-    "cluster_n": lambda s, p, d: sorted(n for m, n in CLUSTERS if m == s.cluster_m and _sliceable(s, (m, n))),
-    "stages": lambda s, p, d: [stages for stages in STAGES if _fits(replace(s, stages=stages), p, d)],
+    "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s)}),
+    "cluster_n": lambda s, p, d: sorted(n for m, n in _clusters(s) if m == s.cluster_m),
+    "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
     "mma_in_flight": lambda s, p, d: MMA_IN_FLIGHT,
-    "persistent": lambda s, p, d: [True, False],
+    "evict_first": lambda s, p, d: EVICT_FIRST,
+    "persistent": lambda s, p, d: [True, False] if s.split_k == 1 else [False],
     "ctas": _ctas,
     "raster": _raster,
     "swizzle": _swizzle,
@@ -143,6 +191,7 @@ KERNEL_DIMENSIONS = tuple(name for name in DIMENSIONS if name not in LAUNCH_FIEL
 """The dimensions that change what is compiled."""
 
 
+@functools.lru_cache(maxsize=65536)
 def domain(name: str, schedule: Schedule, problem: Problem, device: Device) -> tuple[Any, ...]:
     """The valid values of dimension `name`, given the dimensions of `schedule` that are chosen before it."""
     return tuple(DIMENSIONS[name](schedule, problem, device))
@@ -159,7 +208,7 @@ def enumerate_schedules(
             yield schedule
             return
         for value in DIMENSIONS[names[depth]](schedule, problem, device):
-            yield from walk(replace(schedule, **{names[depth]: value}), depth + 1)
+            yield from walk(_with(schedule, **{names[depth]: value}), depth + 1)
 
     return walk(start or _START, 0)
 
@@ -179,7 +228,7 @@ def sample(problem: Problem, device: Device, rng: random.Random) -> Schedule:
     """A random valid schedule: each dimension drawn evenly from its valid values."""
     schedule = _START
     for name in DIMENSIONS:
-        schedule = replace(schedule, **{name: rng.choice(domain(name, schedule, problem, device))})
+        schedule = _with(schedule, **{name: rng.choice(domain(name, schedule, problem, device))})
     return schedule
 
 
@@ -191,8 +240,11 @@ def nearest(wish: Mapping[str, Any], problem: Problem, device: Device) -> Schedu
     schedule = _START
     for name in DIMENSIONS:
         values = domain(name, schedule, problem, device)
-        value = min(values, key=lambda v: _distance(v, wish[name])) if name in wish else values[0]
-        schedule = replace(schedule, **{name: value})
+        value = values[0]
+        if name in wish and value != wish[name]:
+            value = min(values, key=lambda v: _distance(v, wish[name]))
+        if value != getattr(schedule, name):
+            schedule = _with(schedule, **{name: value})
     return schedule
 
 
@@ -229,6 +281,9 @@ _ALL_VALUES: dict[str, tuple[Any, ...]] = {
     "swizzle": SWIZZLES,
     "serpentine": (False, True),
     "k_zigzag": (False, True),
+    "swap_ab": (False, True),
+    "split_k": SPLIT_K,
+    "evict_first": EVICT_FIRST,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from .problem import DTYPE_BYTES, Problem
@@ -12,12 +13,18 @@ SWIZZLE_BYTES = 128
 
 MBARRIER_BYTES = 8
 
+ACCUMULATOR_BYTES = 4
+
 STAGED_ELEMENT_BYTES = 2
 """Bytes per element staged through shared memory by the epilogue (stmatrix moves 16-bit elements)."""
 
 REGISTER_OVERHEAD = 40
 """Registers a consumer thread needs beside its accumulators, found by compiling the space: at 24/240 a tile of
 200 accumulators compiles without spills and 208 does not (ptxas 13.0)."""
+
+
+EXCHANGE_OVERHEAD = 8
+"""Registers that adding up the parts of a split K takes beside those (found likewise)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +34,37 @@ class SharedMemory:
     a: int
     b: int
     epilogue: int
+    exchange: int
     barriers: int
     total: int
     a_stage: int
     b_stage: int
     epilogue_chunk: int
-    """Bytes of one 64-row epilogue chunk."""
+    """Bytes of one epilogue chunk: 64 accumulator rows."""
+    exchange_slot: int
+    """Bytes of one piece of fp32 partial sums from one peer."""
 
 
 def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
-    """The layout of shared memory: operand rings, epilogue chunks of every consumer, mbarriers."""
+    """The layout of shared memory: operand rings, epilogue chunks of every consumer, partial sums from the CTAs
+    that share K, mbarriers."""
     element = DTYPE_BYTES[problem.dtype]
     a_stage = schedule.tile_m * schedule.tile_k * element
     b_stage = schedule.tile_n * schedule.tile_k * element
     chunk = 64 * schedule.epilogue_n * STAGED_ELEMENT_BYTES if schedule.store == "tma" else 0
     b = a_stage * schedule.stages
     epilogue = b + b_stage * schedule.stages
-    barriers = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
-    total = barriers + 2 * schedule.stages * MBARRIER_BYTES
-    return SharedMemory(0, b, epilogue, barriers, total, a_stage, b_stage, chunk)
+    exchange = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
+    slot = 64 * schedule.epilogue_n * ACCUMULATOR_BYTES
+    barriers = exchange + slot * exchange_slots(schedule) * schedule.consumers
+    total = barriers + (2 * schedule.stages + (schedule.split_k > 1)) * MBARRIER_BYTES
+    return SharedMemory(0, b, epilogue, exchange, barriers, total, a_stage, b_stage, chunk, slot)
+
+
+def exchange_slots(schedule: Schedule) -> int:
+    """Pieces of partial sums a consumer warpgroup receives at most: the CTAs that share K own its pieces in turn."""
+    pieces = len(store_pieces(schedule.tile_n, schedule.epilogue_n)) * schedule.m64_per_warpgroup
+    return (schedule.split_k - 1) * -(-pieces // schedule.split_k)
 
 
 def launch_registers(threads: int, registers_per_sm: int) -> int:
@@ -82,6 +101,8 @@ def max_accumulators(schedule: Schedule, registers_per_sm: int) -> int:
     """
     entry = launch_registers(schedule.threads, registers_per_sm)
     limit = consumer_registers(schedule, registers_per_sm) - REGISTER_OVERHEAD
+    if schedule.split_k > 1:
+        limit -= EXCHANGE_OVERHEAD
     return min(limit, entry - 32) if schedule.threads > 384 else limit
 
 
@@ -95,6 +116,7 @@ def empty_arrivals(schedule: Schedule) -> int:
     return readers * (schedule.cluster_m + schedule.cluster_n - 1)
 
 
+@functools.cache
 def store_pieces(tile_n: int, epilogue_n: int) -> tuple[tuple[int, int], ...]:
     """The (first column, width) of every piece in which the epilogue stores `tile_n` columns.
 

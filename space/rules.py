@@ -15,7 +15,7 @@ TMA_ALIGNMENT = 16
 
 CONSUMERS = {COOPERATIVE: (1, 2, 3), PINGPONG: (2,)}
 TILE_M = (64, 128, 192, 256)
-TILE_N = tuple(range(16, 257, 8))
+TILE_N = tuple(range(8, 257, 8))
 TILE_K = (64, 128, 256)
 STAGES = tuple(range(2, 17))
 MMA_IN_FLIGHT = (0, 1)
@@ -25,6 +25,8 @@ SWIZZLES = (1, 2, 4, 8, 16, 32)
 STORES = ("tma", "direct")
 EPILOGUE_N = (16, 32, 64)
 EPILOGUE_BUFFERS = (1, 2, 4)
+SPLIT_K = (1, 2, 3, 4, 5, 6, 7, 8)
+EVICT_FIRST = ("", "a", "b")
 MULTICAST_ROWS = 8
 """Rows of the smallest slice of an operand tile that one CTA loads for its peers: one swizzle pattern."""
 
@@ -76,6 +78,8 @@ def _values(s: Schedule) -> Iterator[str]:
         ("store", STORES),
         ("epilogue_n", EPILOGUE_N),
         ("epilogue_buffers", EPILOGUE_BUFFERS),
+        ("split_k", SPLIT_K),
+        ("evict_first", EVICT_FIRST),
     ):
         if getattr(s, name) not in valid:
             yield f"{name} {getattr(s, name)}: valid are {_list(valid)}"
@@ -109,12 +113,26 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
             yield f"{s.ctas} CTAs: valid are multiples of the cluster size {s.cluster_size} up to {resident}"
     if s.k_zigzag and not s.persistent:
         yield "k_zigzag without persistence: valid is a persistent kernel"
+    if s.swap_ab and s.store == "direct":
+        yield "direct stores with swap_ab: valid is the store tma, which transposes"
+    if s.split_k > 1:
+        k_blocks = tile_grid(problem, s).k_blocks
+        if s.persistent:
+            yield f"split_k {s.split_k} in a persistent kernel: valid is one tile per CTA"
+        if s.multicast:
+            yield f"split_k {s.split_k} with cluster {s.cluster_m}x{s.cluster_n}: valid is 1x1, the split is the cluster"
+        if s.store == "direct":
+            yield f"split_k {s.split_k} with direct stores: valid is the store tma"
+        if s.arrangement == PINGPONG:
+            yield f"split_k {s.split_k} in ping-pong: valid is {COOPERATIVE}"
+        if k_blocks < s.split_k:
+            yield f"split_k {s.split_k} of {k_blocks} k-blocks: valid is at most one CTA for each"
     if s.store == "direct":
         if (s.epilogue_n, s.epilogue_buffers) != (64, 2):
             yield "an epilogue chunk with direct stores: valid is the default 64x2, which they do not use"
     else:
         pieces = len(store_pieces(s.tile_n, s.epilogue_n)) * s.m64_per_warpgroup
-        if s.epilogue_n > s.tile_n:
+        if s.epilogue_n > max(s.tile_n, EPILOGUE_N[0]):
             yield f"epilogue_n {s.epilogue_n} for tile_n {s.tile_n}: valid is at most the tile"
         elif s.epilogue_buffers > pieces:
             yield f"{s.epilogue_buffers} epilogue buffers for {pieces} chunks: valid is at most one for each"

@@ -57,6 +57,12 @@ class Schedule:
     """Columns of one epilogue chunk (`tma` only)."""
     epilogue_buffers: int = 2
     """Chunks of shared memory a consumer warpgroup cycles through (`tma` only)."""
+    swap_ab: bool = False
+    """The kernel computes D^T = B x A^T: `tile_m` and `cluster_m` then run along n, `tile_n` and `cluster_n` along m."""
+    split_k: int = 1
+    """CTAs that share the K of one tile: a cluster, which adds its parts through distributed shared memory."""
+    evict_first: str = ""
+    """Operand (`a` or `b`) whose lines leave L2 first: one that is read only once."""
 
     @property
     def threads(self) -> int:
@@ -81,7 +87,12 @@ class Schedule:
     @property
     def cluster_size(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.split_k
+
+    @property
+    def multicast(self) -> bool:
+        """Whether CTAs share operand tiles."""
+        return self.cluster_m * self.cluster_n > 1
 
     @property
     def name(self) -> str:
@@ -101,6 +112,12 @@ class Schedule:
         ]
         if self.k_zigzag:
             tokens.append("kz")
+        if self.swap_ab:
+            tokens.append("swap")
+        if self.split_k > 1:
+            tokens.append(f"k{self.split_k}")
+        if self.evict_first:
+            tokens.append(f"ef{self.evict_first}")
         return "_".join(tokens)
 
     def __str__(self) -> str:
@@ -147,6 +164,9 @@ class Schedule:
             store="direct" if direct else "tma",
             epilogue_n=_DEFAULTS["epilogue_n"] if direct else int(g["epilogue_n"]),
             epilogue_buffers=_DEFAULTS["epilogue_buffers"] if direct else int(g["epilogue_buffers"]),
+            swap_ab=bool(g["swap"]),
+            split_k=int(g["split_k"] or 1),
+            evict_first=g["evict_first"] or "",
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -185,5 +205,5 @@ _NAME = re.compile(
     r"_r(?P<raster>[mn])(?P<swizzle>\d+)(?P<serpentine>z?)"
     r"_reg(?P<producer_regs>\d+)-(?P<consumer_regs>\d+)"
     r"_(?P<store>direct|tma(?P<epilogue_n>\d+)x(?P<epilogue_buffers>\d+))"
-    r"(?P<kz>_kz)?"
+    r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d+))?(_ef(?P<evict_first>[ab]))?"
 )

@@ -23,9 +23,9 @@ class TileGrid:
 
     m: int
     n: int
-    """Cluster tiles along m and n."""
+    """Cluster tiles along the rows and columns of what the kernel computes."""
     k_blocks: int
-    """Stages that one tile consumes."""
+    """Stages that one tile consumes, over all CTAs that share its K."""
     cluster_size: int
 
     @property
@@ -35,15 +35,21 @@ class TileGrid:
 
     @property
     def ctas(self) -> int:
-        """CTA tiles of the whole problem, those that only fill a cluster included."""
+        """CTAs that the whole problem keeps busy, those that only fill a cluster included."""
         return self.clusters * self.cluster_size
+
+
+def kernel_extents(problem: Problem, schedule: Schedule) -> tuple[int, int]:
+    """Rows and columns of the product that the kernel computes: D, or with `swap_ab` its transpose."""
+    return (problem.n, problem.m) if schedule.swap_ab else (problem.m, problem.n)
 
 
 def tile_grid(problem: Problem, schedule: Schedule) -> TileGrid:
     """The tiles of `problem` under `schedule`."""
+    rows, columns = kernel_extents(problem, schedule)
     return TileGrid(
-        m=ceil_div(problem.m, schedule.tile_m * schedule.cluster_m),
-        n=ceil_div(problem.n, schedule.tile_n * schedule.cluster_n),
+        m=ceil_div(rows, schedule.tile_m * schedule.cluster_m),
+        n=ceil_div(columns, schedule.tile_n * schedule.cluster_n),
         k_blocks=ceil_div(problem.k, schedule.tile_k),
         cluster_size=schedule.cluster_size,
     )
