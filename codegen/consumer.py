@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from ..space import PINGPONG, Schedule
+from ..space import PINGPONG, Problem, Schedule
+from ..space.resources import OperandTile, operand_tiles
 from . import epilogue
 
 
-def consumer(s: Schedule, leave: str) -> str:
+def consumer(problem: Problem, s: Schedule, leave: str) -> str:
     """The rest of the kernel, after the producer has returned."""
+    rows, columns = operand_tiles(problem, s)
     pingpong = s.arrangement == PINGPONG
     staged = s.store == "tma"
     lines = ["  // Consumers."]
@@ -18,8 +20,8 @@ def consumer(s: Schedule, leave: str) -> str:
         "  const int thread = threadIdx.x % 128;",
         f"  const int tile_row = {'0' if pingpong or s.consumers == 1 else 'consumer * 64 * M64'};"
         "  // of this warpgroup, in the CTA tile",
-        "  const u64 a_descriptor = descriptor(smem + SMEM_A + tile_row * 128);",
-        "  const u64 b_descriptor = descriptor(smem + SMEM_B);",
+        f"  const u64 a_descriptor = {_descriptor('A', rows, 'tile_row')};",
+        f"  const u64 b_descriptor = {_descriptor('B', columns, '')};",
     ]
     if s.multicast:
         lines += [
@@ -60,7 +62,7 @@ def consumer(s: Schedule, leave: str) -> str:
     lines += ["    float accumulators[M64][TILE_N / 2];"]
     if pingpong:
         lines.append("    named_sync(my_turn, 256);")
-    lines += _main_loop(s)
+    lines += _main_loop(s, rows, columns)
     if pingpong:
         lines.append("    named_arrive(other_turn, 256);")
     lines.append("    wgmma_wait<0>();")
@@ -83,7 +85,7 @@ def consumer(s: Schedule, leave: str) -> str:
     return "\n".join(lines)
 
 
-def _main_loop(s: Schedule) -> list[str]:
+def _main_loop(s: Schedule, rows: OperandTile, columns: OperandTile) -> list[str]:
     """Per k-block: wait for the stage, one fence, all wgmmas, one commit, one wait, hand a stage back."""
     lines = []
     if s.mma_in_flight:
@@ -96,11 +98,11 @@ def _main_loop(s: Schedule) -> list[str]:
         "      const u64 b = b_descriptor + ring.stage * (B_STAGE >> 4);",
         "      wgmma_fence();",
         "      #pragma unroll",
-        "      for (int step = 0; step < TILE_K / 16; ++step) {  // 16 columns are 32 bytes",
+        "      for (int step = 0; step < TILE_K / 16; ++step) {",
         "        #pragma unroll",
         "        for (int i = 0; i < M64; ++i)",
-        "          wgmma(accumulators[i], a + ((step / 4 * A_SLAB + i * 64 * 128 + step % 4 * 32) >> 4),",
-        "                b + ((step / 4 * B_SLAB + step % 4 * 32) >> 4), block | step);",
+        f"          wgmma(accumulators[i], a + (({_step('A', rows)} + i * {'64 * 128' if rows.k_major else 'A_SLAB'}) >> 4),",
+        f"                b + (({_step('B', columns)}) >> 4), block | step);",
         "      }",
         "      wgmma_commit();",
         f"      wgmma_wait<{s.mma_in_flight}>();",
@@ -114,3 +116,16 @@ def _main_loop(s: Schedule) -> list[str]:
         lines.append("      hand_back(ring.stage);")
     lines += ["      ring.next();", "    }"]
     return lines
+
+
+def _descriptor(upper: str, tile: OperandTile, first_row: str) -> str:
+    """The descriptor of an operand from `first_row` on, in stage 0; K-major operands ignore the slab distance."""
+    start = f"smem + SMEM_{upper}"
+    if first_row:
+        start += f" + {first_row} * 128" if tile.k_major else f" + {first_row} / 64 * {upper}_SLAB"
+    return f"descriptor({start}, {'16' if tile.k_major else upper + '_SLAB'})"
+
+
+def _step(upper: str, tile: OperandTile) -> str:
+    """Bytes from the first k of a stage to 16 * step: 32 bytes along the row of a slab, or 16 rows."""
+    return f"step / 4 * {upper}_SLAB + step % 4 * 32" if tile.k_major else "step * 16 * 128"

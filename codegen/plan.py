@@ -17,7 +17,7 @@ from ..space import (
     store_pieces,
     tile_grid,
 )
-from ..space.resources import SWIZZLE_BYTES
+from ..space.resources import SWIZZLE_BYTES, operand_tiles
 
 INT_ARGUMENTS = ("m", "n", "k", "tiles_m", "tiles_n", "raster_n", "swizzle", "serpentine", "k_zigzag")
 """The 32-bit kernel arguments after the tensor maps, in order. m and n are the rows and columns that the kernel
@@ -58,6 +58,8 @@ class LaunchPlan:
     persistent: bool
     ctas: int
     """Cap on a persistent grid; 0 means none."""
+    dependent: bool
+    """Launch with programmatic stream serialization: before the kernel ahead in the stream has finished."""
 
     def grid(self, resident_clusters: int) -> int:
         """CTAs to launch (a one-dimensional grid), when the device holds `resident_clusters` clusters at once
@@ -73,23 +75,20 @@ class LaunchPlan:
 def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
     """The launch of `schedule` on `problem`, which must be valid together."""
     element = DTYPE_BYTES[problem.dtype]
-    slab = SWIZZLE_BYTES // element
     rows, columns = kernel_extents(problem, schedule)
-    row_operand, column_operand = ("b", "a") if schedule.swap_ab else ("a", "b")
-    maps = [
-        TensorMapSpec(
-            operand=operand,
-            dtype=problem.dtype,
-            extents=(problem.k, extent),
-            pitch_bytes=problem.k * element,
-            box=(slab, tile // sharers),
-            swizzle_bytes=SWIZZLE_BYTES,
+    maps = []
+    for extent, tile in zip((rows, columns), operand_tiles(problem, schedule), strict=True):
+        extents = (problem.k, extent) if tile.k_major else (extent, problem.k)
+        maps.append(
+            TensorMapSpec(
+                operand=tile.operand,
+                dtype=problem.dtype,
+                extents=extents,
+                pitch_bytes=extents[0] * element,
+                box=(SWIZZLE_BYTES // element, tile.slab_rows // tile.sharers),
+                swizzle_bytes=SWIZZLE_BYTES,
+            )
         )
-        for operand, extent, tile, sharers in (
-            (row_operand, rows, schedule.tile_m, schedule.cluster_n),
-            (column_operand, columns, schedule.tile_n, schedule.cluster_m),
-        )
-    ]
     out = OUT_DTYPE_BYTES[problem.out_dtype]
     if schedule.store == "tma":
         maps += [
@@ -125,6 +124,7 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
         clusters=grid.clusters,
         persistent=schedule.persistent,
         ctas=schedule.ctas,
+        dependent=bool(schedule.dependent_launch),
     )
 
 

@@ -2,65 +2,80 @@
 
 from __future__ import annotations
 
-from ..space import Schedule
+from ..space import Problem, Schedule
+from ..space.resources import OperandTile, operand_tiles
 from .ptx import load_name
 
 
-def operand_loads(s: Schedule) -> dict[str, tuple[bool, bool]]:
-    """For the row operand `a` and the column operand `b` of the kernel: (multicast, with a cache hint)."""
-    once = {"a": "b", "b": "a", "": ""}[s.evict_first] if s.swap_ab else s.evict_first
-    return {"a": (s.cluster_n > 1, once == "a"), "b": (s.cluster_m > 1, once == "b")}
+def hinted(s: Schedule, tile: OperandTile) -> bool:
+    """Whether the loads of an operand carry a cache hint."""
+    return s.evict_first == tile.operand
 
 
-def producer(s: Schedule, leave: str) -> str:
+def load_flags(problem: Problem, s: Schedule) -> set[tuple[bool, bool]]:
+    """The (multicast, hinted) kinds of load that the kernel uses."""
+    return {(tile.sharers > 1, hinted(s, tile)) for tile in operand_tiles(problem, s)}
+
+
+def producer(problem: Problem, s: Schedule, leave: str) -> str:
     """The branch of the producer warpgroup, up to and with its return."""
-    loads = operand_loads(s)
+    tiles = dict(zip("ab", operand_tiles(problem, s), strict=True))
     lines = ["  if (warpgroup == 0) {"]
     if s.producer_regs:
         lines.append(f"    shrink_registers<{s.producer_regs}>();")
-    lines += [
-        "    if (warp == 0 && elect_one()) {",
-        "      tensor_map_prefetch(map_a);",
-        "      tensor_map_prefetch(map_b);",
-    ]
-    # Each CTA loads 1/sharers of a shared tile and multicasts it to all that share it.
-    if s.cluster_n > 1:
-        lines += [
-            "      // The CTAs of a cluster row share A: each loads a slice for all of them.",
-            "      constexpr int A_SLICE = TILE_M / CLUSTER_N;",
-            f"      const u32 a_peers = {_row_mask(s)}u << cluster_row;",
-        ]
-    if s.cluster_m > 1:
-        lines += [
-            "      // The CTAs of a cluster column share B.",
-            "      constexpr int B_SLICE = TILE_N / CLUSTER_M;",
-            f"      const u32 b_peers = {2**s.cluster_m - 1}u << (cluster_column * CLUSTER_M);",
-        ]
+    lines += ["    if (warp == 0 && elect_one()) {"]
+    if s.dependent_launch:
+        lines.append("      launch_dependents();")
+    lines += ["      tensor_map_prefetch(map_a);", "      tensor_map_prefetch(map_b);"]
     if s.evict_first:
         lines.append("      const u64 once = evict_first();")
-    a_slice = " + cluster_column * A_SLICE" if s.cluster_n > 1 else ""
-    b_slice = " + cluster_row * B_SLICE" if s.cluster_m > 1 else ""
+    for name, tile in tiles.items():
+        lines += _load_operand(s, name, tile)
+    lines.append("      Ring ring{0, 0};")
+    if s.dependent_launch == "weights":
+        early = "a" if s.swap_ab else "b"
+        late = "b" if s.swap_ab else "a"
+        lines += [
+            "",
+            "      // The weights do not depend on the kernel before: fill the first stages with them while it still runs.",
+            "      int early = 0;",
+            "      if (first_tile < tiles) {",
+            "        const Position at = tile_position(first_tile, walk);",
+            "        for (; early < STAGES && early < k_blocks; ++early) {",
+            "          mbarrier_expect(full + 8 * early, A_STAGE + B_STAGE);",
+            f"          load_{early}(early, (first_block + early) * TILE_K, {_tile_row(early)});",
+            "        }",
+            "      }",
+            "      wait_for_dependencies();",
+            "",
+        ]
+        fill = [
+            "          if (early > 0) {",
+            "            --early;",
+            "          } else {",
+            "            mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
+            "            mbarrier_expect(full + 8 * ring.stage, A_STAGE + B_STAGE);",
+            f"            load_{early}(ring.stage, column, {_tile_row(early)});",
+            "          }",
+            f"          load_{late}(ring.stage, column, {_tile_row(late)});",
+        ]
+    else:
+        if s.dependent_launch:
+            lines.append("      wait_for_dependencies();")
+        fill = [
+            "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
+            "          mbarrier_expect(full + 8 * ring.stage, A_STAGE + B_STAGE);",
+            f"          load_a(ring.stage, column, {_tile_row('a')});",
+            f"          load_b(ring.stage, column, {_tile_row('b')});",
+        ]
     lines += [
-        "      Ring ring{0, 0};",
         "      bool backwards = false;",
         "      for (int tile = first_tile; tile < tiles; tile += tile_step) {",
         "        const Position at = tile_position(tile, walk);",
-        f"        const int a_row = (at.m * CLUSTER_M + cluster_row) * TILE_M{a_slice};",
-        f"        const int b_row = (at.n * CLUSTER_N + cluster_column) * TILE_N{b_slice};",
         "        #pragma unroll 1",
         "        for (int block = 0; block < k_blocks; ++block) {",
         "          const int column = (first_block + (backwards ? k_blocks - 1 - block : block)) * TILE_K;",
-        "          const u32 arrived = full + 8 * ring.stage;",
-        "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
-        "          mbarrier_expect(arrived, A_STAGE + B_STAGE);",
-        "          #pragma unroll",
-        "          for (int slab = 0; slab < SLABS; ++slab) {",
-        "            const u32 a_slab = smem + SMEM_A + ring.stage * A_STAGE + slab * A_SLAB"
-        + (" + cluster_column * A_SLICE * 128;" if s.cluster_n > 1 else ";"),
-        "            const u32 b_slab = smem + SMEM_B + ring.stage * B_STAGE + slab * B_SLAB"
-        + (" + cluster_row * B_SLICE * 128;" if s.cluster_m > 1 else ";"),
-        *(f"            {_load(operand, *flags)}" for operand, flags in loads.items()),
-        "          }",
+        *fill,
         "          ring.next();",
         "        }",
         "        backwards = k_zigzag && !backwards;",
@@ -73,13 +88,47 @@ def producer(s: Schedule, leave: str) -> str:
     return "\n".join(lines)
 
 
-def _load(operand: str, multicast: bool, hinted: bool) -> str:
-    arguments = [f"{operand}_slab", f"map_{operand}", "column + slab * 64", f"{operand}_row", "arrived"]
-    if multicast:
-        arguments.append(f"{operand}_peers")
-    if hinted:
+def _tile_row(operand: str) -> str:
+    """The first row of the CTA's tile in an operand of the kernel."""
+    return {
+        "a": "(at.m * CLUSTER_M + cluster_row) * TILE_M",
+        "b": "(at.n * CLUSTER_N + cluster_column) * TILE_N",
+    }[operand]
+
+
+def _load_operand(s: Schedule, name: str, tile: OperandTile) -> list[str]:
+    """A lambda that fills one operand of a stage; of a shared tile each CTA loads a slice for all that share it."""
+    upper = name.upper()
+    number, mask = {
+        "a": ("cluster_column", f"{_row_mask(s)}u << cluster_row"),
+        "b": ("cluster_row", f"{2**s.cluster_m - 1}u << (cluster_column * CLUSTER_M)"),
+    }[name]
+    lines = []
+    target = f"smem + SMEM_{upper} + stage * {upper}_STAGE + slab * {upper}_SLAB"
+    # The coordinates across and along a slab.
+    across, along = ("column", "row") if tile.k_major else ("row", "column")
+    across += " + slab * 64"
+    if tile.sharers > 1:
+        lines += [
+            f"      constexpr int {upper}_SLICE = {upper}_ROWS / {tile.sharers};  // each peer loads one for all",
+            f"      const u32 {name}_peers = {mask};",
+        ]
+        target += f" + {number} * {upper}_SLICE * 128"
+        along += f" + {number} * {upper}_SLICE"
+    arguments = [f"map_{name}", across, along, "full + 8 * stage"]
+    if tile.sharers > 1:
+        arguments.append(f"{name}_peers")
+    if hinted(s, tile):
         arguments.append("once")
-    return f"{load_name(multicast, hinted)}({', '.join(arguments)});"
+    return [
+        *lines,
+        f"      auto load_{name} = [&](u32 stage, int column, int row) {{",
+        "        #pragma unroll",
+        f"        for (int slab = 0; slab < {upper}_SLABS; ++slab)",
+        f"          {load_name(tile.sharers > 1, hinted(s, tile))}({target},",
+        f"              {', '.join(arguments)});",
+        "      };",
+    ]
 
 
 def _row_mask(s: Schedule) -> int:

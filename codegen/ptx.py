@@ -100,6 +100,11 @@ __device__ __forceinline__ float4 load_shared(u32 source) {
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }""",
+    "dependent_launch": """\
+// Lets the kernel after this one start as soon as SMs are free; it waits for this one where it must.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Returns when the kernel before this one has finished and its writes are visible.
+__device__ __forceinline__ void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }""",
     "evict_first": """\
 // Cache policy of data that is read only once.
 __device__ __forceinline__ u64 evict_first() {
@@ -204,8 +209,8 @@ __device__ __forceinline__ u32 pack(float low, float high) {{
 }}"""
 
 
-def wgmma_function(n: int, dtype: str) -> str:
-    """`wgmma`: one m64n{n}k16 instruction, both operands K-major in shared memory, fp32 accumulators."""
+def wgmma_function(n: int, dtype: str, a_k_major: bool, b_k_major: bool) -> str:
+    """`wgmma`: one m64n{n}k16 instruction, both operands in shared memory, fp32 accumulators."""
     count = n // 2
     kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
     registers = _wrap([f"%{i}" for i in range(count)], "               \"", "\"\n", ", ")
@@ -215,7 +220,7 @@ def wgmma_function(n: int, dtype: str) -> str:
 __device__ __forceinline__ void wgmma(float (&d)[{count}], u64 a, u64 b, int accumulate) {{
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
                "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{"
-{registers}               "}}, %{count}, %{count + 1}, p, 1, 1, 0, 0; }}"
+{registers}               "}}, %{count}, %{count + 1}, p, 1, 1, {int(not a_k_major)}, {int(not b_k_major)}; }}"
                :
 {bindings}               : "l"(a), "l"(b), "r"(accumulate));
 }}"""

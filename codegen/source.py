@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..space import PINGPONG, Problem, Schedule, shared_memory
-from ..space.resources import empty_arrivals, exchange_slots
+from ..space.resources import OperandTile, empty_arrivals, exchange_slots, operand_tiles
 from . import epilogue, ptx
 from .consumer import consumer
 from .plan import store_widths
-from .producer import operand_loads, producer
+from .producer import load_flags, producer
 
 GENERATOR_VERSION = "1"
 """Raised when generated code changes in a way that can change a time: older measurements are then stale."""
@@ -48,7 +48,9 @@ def generate(problem: Problem, schedule: Schedule) -> KernelSource:
 
 
 def _title(problem: Problem, s: Schedule) -> str:
-    product = "D[m, n] = A[m, k] x B[n, k]^T"
+    a = "A[m, k]" if problem.a_major == "k" else "A[k, m]^T"
+    b = "B[n, k]^T" if problem.b_major == "k" else "B[k, n]"
+    product = f"D[m, n] = {a} x {b}"
     if s.swap_ab:
         product += ", computed as its transpose: below, A is B, m is n, and the other way round"
     if s.arrangement == PINGPONG:
@@ -65,6 +67,7 @@ def _title(problem: Problem, s: Schedule) -> str:
 
 def _constants(problem: Problem, s: Schedule) -> str:
     smem = shared_memory(problem, s)
+    rows, columns = operand_tiles(problem, s)
     lines = [
         f"constexpr int TILE_M = {s.tile_m}, TILE_N = {s.tile_n}, TILE_K = {s.tile_k};  // CTA tile, elements",
         f"constexpr int STAGES = {s.stages};",
@@ -73,10 +76,10 @@ def _constants(problem: Problem, s: Schedule) -> str:
         f"constexpr int CLUSTER_M = {s.cluster_m}, CLUSTER_N = {s.cluster_n};",
         f"constexpr int M64 = {s.m64_per_warpgroup};            // 64-row wgmma blocks of a warpgroup's tile",
         "",
-        "// A stage holds SLABS slabs of 64 columns of K for each operand: rows of 128 bytes, 128-byte swizzle.",
-        f"constexpr int SLABS = TILE_K / 64;",
-        "constexpr u32 A_SLAB = TILE_M * 128, B_SLAB = TILE_N * 128;",
-        "constexpr u32 A_STAGE = SLABS * A_SLAB, B_STAGE = SLABS * B_SLAB;",
+        "// A stage holds slabs of each operand: rows of 128 bytes, 128-byte swizzle. K-major slabs are 64 columns of K",
+        "// wide, MN-major ones 64 rows or columns of the tile.",
+        *_slab_constants("A", rows),
+        *_slab_constants("B", columns),
         "",
         "// Shared memory, byte offsets.",
         f"constexpr u32 SMEM_A = {smem.a};",
@@ -105,7 +108,16 @@ def _constants(problem: Problem, s: Schedule) -> str:
     return "\n".join(lines)
 
 
+def _slab_constants(upper: str, tile: OperandTile) -> list[str]:
+    major = "K-major" if tile.k_major else "MN-major"
+    return [
+        f"constexpr int {upper}_SLABS = {tile.slabs}, {upper}_ROWS = {tile.slab_rows};  // {major}",
+        f"constexpr u32 {upper}_SLAB = {upper}_ROWS * 128, {upper}_STAGE = {upper}_SLABS * {upper}_SLAB;",
+    ]
+
+
 def _primitives(problem: Problem, s: Schedule) -> list[str]:
+    rows, columns = operand_tiles(problem, s)
     pingpong = s.arrangement == PINGPONG
     split = s.split_k > 1
     staged = s.store == "tma"
@@ -117,6 +129,7 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
         "cluster_sync": s.multicast,
         "cluster_arrive": split,
         "store_peer": split,
+        "dependent_launch": bool(s.dependent_launch),
         "evict_first": bool(s.evict_first),
         "named_sync": staged or pingpong,
         "named_arrive": pingpong,
@@ -127,20 +140,20 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
     }
     return [
         *(text for name, text in ptx.PRIMITIVES.items() if needed.get(name, True)),
-        *(ptx.tma_load_function(*flags) for flags in sorted(set(operand_loads(s).values()))),
+        *(ptx.tma_load_function(*flags) for flags in sorted(load_flags(problem, s))),
         *([ptx.stmatrix_functions(s.swap_ab)] if staged else []),
         ptx.pack_function(problem.out_dtype),
-        ptx.wgmma_function(s.tile_n, problem.dtype),
+        ptx.wgmma_function(s.tile_n, problem.dtype, rows.k_major, columns.k_major),
         _DESCRIPTOR,
         _RING,
     ]
 
 
 _DESCRIPTOR = """\
-// wgmma descriptor of a K-major operand with 128-byte swizzle: eight rows (1024 bytes) from group to group.
-// Adding (bytes >> 4) to it moves the start address.
-__device__ __forceinline__ u64 descriptor(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
+// wgmma descriptor of an operand with 128-byte swizzle: eight rows (1024 bytes) from group to group, `slab` bytes
+// from slab to slab (MN-major only). Adding (bytes >> 4) to it moves the start address.
+__device__ __forceinline__ u64 descriptor(u32 address, u32 slab) {
+  return (u64)((address & 0x3FFFF) >> 4) | (u64)(slab >> 4) << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62;
 }"""
 
 _RING = """\
@@ -240,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   }}
 {lines(ready)}
 
-{producer(s, leave)}
+{producer(problem, s, leave)}
 
-{consumer(s, leave if s.multicast else "")}
+{consumer(problem, s, leave if s.multicast else "")}
 }}"""

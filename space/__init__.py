@@ -2,6 +2,7 @@
 
 from .device import DEVICES, H100, H200, Device, find_device
 from .enumeration import (
+    ALL_VALUES,
     DIMENSIONS,
     KERNEL_DIMENSIONS,
     domain,
@@ -20,6 +21,7 @@ from .schedule import COOPERATIVE, LAUNCH_FIELDS, PINGPONG, Schedule
 from .tiles import TileGrid, ceil_div, kernel_extents, tile_grid, tile_position, waves
 
 __all__ = [
+    "ALL_VALUES",
     "COOPERATIVE",
     "DEVICES",
     "DIMENSIONS",

@@ -18,10 +18,11 @@ from typing import Any
 
 from .device import Device
 from .problem import Problem
-from .resources import max_accumulators, register_splits, shared_memory, store_pieces
+from .resources import max_accumulators, operand_tiles, register_splits, shared_memory, store_pieces
 from .rules import (
     CLUSTERS,
     CONSUMERS,
+    DEPENDENT_LAUNCH,
     EPILOGUE_BUFFERS,
     EPILOGUE_N,
     EVICT_FIRST,
@@ -125,10 +126,15 @@ def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     return [k for k in SPLIT_K if k <= k_blocks and (k == 1 or _fits(_with(narrow, split_k=k), problem, device))]
 
 
-def _clusters(s: Schedule) -> list[tuple[int, int]]:
+def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
     if s.split_k > 1:
         return [(1, 1)]
-    return [(m, n) for m, n in CLUSTERS if s.tile_m % (MULTICAST_ROWS * n) == 0 and s.tile_n % (MULTICAST_ROWS * m) == 0]
+    rows, columns = operand_tiles(problem, s)
+    return [
+        (m, n)
+        for m, n in CLUSTERS
+        if rows.slab_rows % (MULTICAST_ROWS * n) == 0 and columns.slab_rows % (MULTICAST_ROWS * m) == 0
+    ]
 
 
 def _ctas(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
@@ -173,11 +179,12 @@ DIMENSIONS: Mapping[str, _Domain] = {
     "store": _store,
     "epilogue_n": _epilogue_n,
     "epilogue_buffers": _epilogue_buffers,
-    "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s)}),
-    "cluster_n": lambda s, p, d: sorted(n for m, n in _clusters(s) if m == s.cluster_m),
+    "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s, p)}),
+    "cluster_n": lambda s, p, d: sorted(n for m, n in _clusters(s, p) if m == s.cluster_m),
     "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
     "mma_in_flight": lambda s, p, d: MMA_IN_FLIGHT,
     "evict_first": lambda s, p, d: EVICT_FIRST,
+    "dependent_launch": lambda s, p, d: DEPENDENT_LAUNCH[p.overlap],
     "persistent": lambda s, p, d: [True, False] if s.split_k == 1 else [False],
     "ctas": _ctas,
     "raster": _raster,
@@ -251,7 +258,7 @@ def nearest(wish: Mapping[str, Any], problem: Problem, device: Device) -> Schedu
 def neighbours(schedule: Schedule, problem: Problem, device: Device) -> list[Schedule]:
     """The valid schedules one step away: one dimension moved to an adjacent value, the others as near as valid."""
     found: dict[Schedule, None] = {}
-    for name, values in _ALL_VALUES.items():
+    for name, values in ALL_VALUES.items():
         here = getattr(schedule, name)
         near = min(range(len(values)), key=lambda i: _distance(values[i], here))
         for index in (near - 1, near, near + 1):
@@ -261,7 +268,7 @@ def neighbours(schedule: Schedule, problem: Problem, device: Device) -> list[Sch
     return list(found)
 
 
-_ALL_VALUES: dict[str, tuple[Any, ...]] = {
+ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "arrangement": tuple(CONSUMERS),
     "consumers": (1, 2, 3),
     "tile_m": TILE_M,
@@ -284,6 +291,7 @@ _ALL_VALUES: dict[str, tuple[Any, ...]] = {
     "swap_ab": (False, True),
     "split_k": SPLIT_K,
     "evict_first": EVICT_FIRST,
+    "dependent_launch": DEPENDENT_LAUNCH["weights"],
 }
 
 

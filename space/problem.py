@@ -19,6 +19,10 @@ OUT_DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 LAYOUTS = ("nt", "nn", "tn", "tt")
 """Storage of A then B. `n`: A is [M, K] or B is [K, N]; `t`: A is [K, M] or B is [N, K]."""
 
+OVERLAPS = ("none", "launch", "weights")
+"""What may run before the kernel ahead in the stream has finished: nothing; the launch; also loads of B, when the
+kernel ahead does not write it."""
+
 EPILOGUES = ("none",)
 """What may be fused after the product."""
 
@@ -26,7 +30,7 @@ MAX_EXTENT = 2**31 - 1
 """Largest m, n or k: tensor coordinates are signed 32-bit integers (PTX ISA, cp.async.bulk.tensor)."""
 
 _CSV_REQUIRED = ("name", "layout", "dtype", "m", "n", "k")
-_CSV_OPTIONAL = ("batch", "out_dtype", "epilogue")
+_CSV_OPTIONAL = ("batch", "out_dtype", "epilogue", "overlap")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,6 +51,7 @@ class Problem:
     batch: int = 1
     out_dtype: str = ""
     epilogue: str = "none"
+    overlap: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -59,6 +64,7 @@ class Problem:
             object.__setattr__(self, "out_dtype", "bf16" if self.dtype == "fp8" else self.dtype)
         _one_of("out_dtype", self.out_dtype, OUT_DTYPE_BYTES)
         _one_of("epilogue", self.epilogue, EPILOGUES)
+        _one_of("overlap", self.overlap, OVERLAPS)
 
     @property
     def a_major(self) -> str:
@@ -82,16 +88,16 @@ class Problem:
         return self.batch * (operands + self.m * self.n * OUT_DTYPE_BYTES[self.out_dtype])
 
     @property
-    def kind(self) -> tuple[str, str, str, str, str]:
+    def kind(self) -> tuple[str, str, str, str, str, str]:
         """Everything but the sizes: problems of one kind can share kernels and be each other's neighbours."""
-        return (self.dtype, self.out_dtype, self.a_major, self.b_major, self.epilogue)
+        return (self.dtype, self.out_dtype, self.a_major, self.b_major, self.epilogue, self.overlap)
 
     @property
     def key(self) -> str:
-        """A name unique to the problem, such as `m16_n6144_k4096_b1_bf16_bf16_ak_bk_none`."""
+        """A name unique to the problem, such as `m16_n6144_k4096_b1_bf16_bf16_ak_bk_none_none`."""
         return (
             f"m{self.m}_n{self.n}_k{self.k}_b{self.batch}_{self.dtype}_{self.out_dtype}"
-            f"_a{self.a_major}_b{self.b_major}_{self.epilogue}"
+            f"_a{self.a_major}_b{self.b_major}_{self.epilogue}_{self.overlap}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -106,6 +112,7 @@ class Problem:
             "a_major": self.a_major,
             "b_major": self.b_major,
             "epilogue": self.epilogue,
+            "overlap": self.overlap,
         }
 
     @classmethod

@@ -9,7 +9,7 @@ from .problem import DTYPE_BYTES, Problem
 from .schedule import PINGPONG, Schedule
 
 SWIZZLE_BYTES = 128
-"""Bytes of K in one row of an operand slab: the widest swizzle of TMA and wgmma."""
+"""Bytes in one row of an operand slab: the widest swizzle of TMA and wgmma."""
 
 MBARRIER_BYTES = 8
 
@@ -22,9 +22,50 @@ REGISTER_OVERHEAD = 40
 """Registers a consumer thread needs beside its accumulators, found by compiling the space: at 24/240 a tile of
 200 accumulators compiles without spills and 208 does not (ptxas 13.0)."""
 
-
 EXCHANGE_OVERHEAD = 8
 """Registers that adding up the parts of a split K takes beside those (found likewise)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperandTile:
+    """One operand's tile of a stage: slabs with rows of 128 bytes, as TMA writes and wgmma reads them.
+
+    K-major: a slab is 128 bytes of K wide and has a row for each row of the tile. MN-major: a slab is 128 bytes of
+    the tile's rows (or columns) wide and has a row for each k; a tile that ends inside a slab still fills it.
+    """
+
+    operand: str
+    """Which operand of the problem it is: `a` or `b`."""
+    k_major: bool
+    extent: int
+    """Rows or columns of the CTA tile."""
+    slabs: int
+    slab_rows: int
+    sharers: int
+    """CTAs of a cluster that share the tile; each loads its part of the rows of every slab."""
+
+    @property
+    def slab_bytes(self) -> int:
+        """Bytes of one slab."""
+        return self.slab_rows * SWIZZLE_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of the operand in one stage."""
+        return self.slabs * self.slab_bytes
+
+
+def operand_tiles(problem: Problem, schedule: Schedule) -> tuple[OperandTile, OperandTile]:
+    """The tiles of the kernel's row operand and of its column operand (B and A of the problem with `swap_ab`)."""
+    wide = SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype]
+
+    def tile(operand: str, extent: int, sharers: int) -> OperandTile:
+        k_major = (problem.a_major if operand == "a" else problem.b_major) == "k"
+        across, along = (schedule.tile_k, extent) if k_major else (extent, schedule.tile_k)
+        return OperandTile(operand, k_major, extent, -(-across // wide), along, sharers)
+
+    rows, columns = ("b", "a") if schedule.swap_ab else ("a", "b")
+    return tile(rows, schedule.tile_m, schedule.cluster_n), tile(columns, schedule.tile_n, schedule.cluster_m)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +78,20 @@ class SharedMemory:
     exchange: int
     barriers: int
     total: int
-    a_stage: int
-    b_stage: int
-    epilogue_chunk: int
-    """Bytes of one epilogue chunk: 64 accumulator rows."""
-    exchange_slot: int
-    """Bytes of one piece of fp32 partial sums from one peer."""
 
 
 def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
     """The layout of shared memory: operand rings, epilogue chunks of every consumer, partial sums from the CTAs
     that share K, mbarriers."""
-    element = DTYPE_BYTES[problem.dtype]
-    a_stage = schedule.tile_m * schedule.tile_k * element
-    b_stage = schedule.tile_n * schedule.tile_k * element
+    row_tile, column_tile = operand_tiles(problem, schedule)
     chunk = 64 * schedule.epilogue_n * STAGED_ELEMENT_BYTES if schedule.store == "tma" else 0
-    b = a_stage * schedule.stages
-    epilogue = b + b_stage * schedule.stages
+    b = row_tile.stage_bytes * schedule.stages
+    epilogue = b + column_tile.stage_bytes * schedule.stages
     exchange = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
     slot = 64 * schedule.epilogue_n * ACCUMULATOR_BYTES
     barriers = exchange + slot * exchange_slots(schedule) * schedule.consumers
     total = barriers + (2 * schedule.stages + (schedule.split_k > 1)) * MBARRIER_BYTES
-    return SharedMemory(0, b, epilogue, exchange, barriers, total, a_stage, b_stage, chunk, slot)
+    return SharedMemory(0, b, epilogue, exchange, barriers, total)
 
 
 def exchange_slots(schedule: Schedule) -> int:

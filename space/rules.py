@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from .device import Device
 from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, Problem
-from .resources import max_accumulators, register_splits, shared_memory, store_pieces
+from .resources import max_accumulators, operand_tiles, register_splits, shared_memory, store_pieces
 from .schedule import COOPERATIVE, PINGPONG, Schedule
 from .tiles import tile_grid
 
@@ -27,6 +27,8 @@ EPILOGUE_N = (16, 32, 64)
 EPILOGUE_BUFFERS = (1, 2, 4)
 SPLIT_K = (1, 2, 3, 4, 5, 6, 7, 8)
 EVICT_FIRST = ("", "a", "b")
+DEPENDENT_LAUNCH = {"none": ("",), "launch": ("", "wait"), "weights": ("", "wait", "weights")}
+"""What each `Problem.overlap` allows: a kernel may run ahead only as far as its operands are ready."""
 MULTICAST_ROWS = 8
 """Rows of the smallest slice of an operand tile that one CTA loads for its peers: one swizzle pattern."""
 
@@ -47,18 +49,22 @@ def unsupported(problem: Problem, device: Device) -> Iterator[str]:
         yield f"the device {device.name} has compute capability {device.cc}: kernels are made for 9.0 (Hopper)"
     if problem.dtype not in ("bf16", "fp16"):
         yield f"dtype {problem.dtype} has no kernel yet: valid are bf16, fp16"
-    if problem.layout != "nt":
-        yield f"layout {problem.layout} has no kernel yet: valid is nt (A stored [M, K], B stored [N, K])"
     if problem.batch != 1:
         yield f"batch {problem.batch} has no kernel yet: valid is 1"
     if problem.out_dtype != problem.dtype:
         yield f"out_dtype {problem.out_dtype} has no kernel yet for {problem.dtype} operands: valid is {problem.dtype}"
-    for extent, pitch in (
-        (f"k = {problem.k}", problem.k * DTYPE_BYTES[problem.dtype]),
-        (f"n = {problem.n}", problem.n * OUT_DTYPE_BYTES[problem.out_dtype]),
+    element = DTYPE_BYTES[problem.dtype]
+    for matrix, axis, size in (
+        ("A", problem.a_major, element),
+        ("B", problem.b_major, element),
+        ("D", "n", OUT_DTYPE_BYTES[problem.out_dtype]),
     ):
-        if pitch % TMA_ALIGNMENT:
-            yield f"{extent} gives rows of {pitch} bytes: valid are multiples of {TMA_ALIGNMENT} bytes"
+        extent = getattr(problem, axis)
+        if extent * size % TMA_ALIGNMENT:
+            yield (
+                f"{axis} = {extent} gives {matrix} rows of {extent * size} bytes:"
+                f" valid are multiples of {TMA_ALIGNMENT} bytes"
+            )
 
 
 def _values(s: Schedule) -> Iterator[str]:
@@ -90,14 +96,17 @@ def _values(s: Schedule) -> Iterator[str]:
 
 def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     """Fields that are valid alone and not together, or not on this device."""
+    if s.dependent_launch not in (allowed := DEPENDENT_LAUNCH[problem.overlap]):
+        words = ", ".join(map(repr, allowed))
+        yield f"dependent_launch {s.dependent_launch!r} where the overlap is {problem.overlap}: valid are {words}"
     rows = 64 * s.warpgroups_per_tile
     if s.tile_m % rows:
         yield f"tile_m {s.tile_m} for {s.warpgroups_per_tile} warpgroups a tile: valid are multiples of {rows}"
-    for operand, extent, sharers in (("m", s.tile_m, s.cluster_n), ("n", s.tile_n, s.cluster_m)):
-        if extent % (MULTICAST_ROWS * sharers):
+    for dimension, tile in zip(("tile_m", "tile_n"), operand_tiles(problem, s), strict=True):
+        if tile.slab_rows % (MULTICAST_ROWS * tile.sharers):
             yield (
-                f"tile_{operand} {extent} sliced over {sharers} CTAs:"
-                f" valid are multiples of {MULTICAST_ROWS * sharers}"
+                f"{dimension} {tile.extent} sliced over {tile.sharers} CTAs:"
+                f" valid are multiples of {MULTICAST_ROWS * tile.sharers}"
             )
     splits = register_splits(s.consumers)
     if (s.producer_regs, s.consumer_regs) not in splits:

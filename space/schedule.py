@@ -63,6 +63,9 @@ class Schedule:
     """CTAs that share the K of one tile: a cluster, which adds its parts through distributed shared memory."""
     evict_first: str = ""
     """Operand (`a` or `b`) whose lines leave L2 first: one that is read only once."""
+    dependent_launch: str = ""
+    """Programmatic dependent launch: `wait` starts before the kernel ahead has finished and waits before it loads;
+    `weights` first loads stages of B."""
 
     @property
     def threads(self) -> int:
@@ -118,6 +121,8 @@ class Schedule:
             tokens.append(f"k{self.split_k}")
         if self.evict_first:
             tokens.append(f"ef{self.evict_first}")
+        if self.dependent_launch:
+            tokens.append(f"pdl-{self.dependent_launch}")
         return "_".join(tokens)
 
     def __str__(self) -> str:
@@ -167,6 +172,7 @@ class Schedule:
             swap_ab=bool(g["swap"]),
             split_k=int(g["split_k"] or 1),
             evict_first=g["evict_first"] or "",
+            dependent_launch=g["dependent_launch"] or "",
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -206,4 +212,5 @@ _NAME = re.compile(
     r"_reg(?P<producer_regs>\d+)-(?P<consumer_regs>\d+)"
     r"_(?P<store>direct|tma(?P<epilogue_n>\d+)x(?P<epilogue_buffers>\d+))"
     r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d+))?(_ef(?P<evict_first>[ab]))?"
+    r"(_pdl-(?P<dependent_launch>wait|weights))?"
 )
