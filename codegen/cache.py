@@ -53,8 +53,8 @@ class Cache:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = Path(directory) if directory is not None else cache_dir()
-        self.corrupt = 0
-        """Damaged entries met so far; each was taken as a miss."""
+        self.corrupt: set[str] = set()
+        """Keys of the damaged entries met so far; each was taken as a miss."""
         self.write_errors = 0
         """Entries that could not be written, for lack of space for example."""
         try:
@@ -77,7 +77,7 @@ class Cache:
             if outer["v"] != FORMAT_VERSION or outer["digest"] != _digest(key, record, cubin):
                 raise ValueError("digest")
         except (OSError, ValueError, KeyError, TypeError):
-            self.corrupt += 1
+            self.corrupt.add(key)
             return None
         return Entry(cubin, record)
 

@@ -291,7 +291,7 @@ def _lookup(cache: Cache, task: _Task) -> CompiledKernel | None:
             record["status"], entry.cubin, record["entry"], audit, record["reason"], record["seconds"], task.key, True
         )
     except (KeyError, ValueError):
-        cache.corrupt += 1
+        cache.corrupt.add(task.key)
         return None
 
 
@@ -303,9 +303,7 @@ def _entry(kernel: CompiledKernel) -> Entry:
     return Entry(kernel.cubin, {**record, "compiler": compiler_version()})
 
 
-def _build(
-    cache: Cache, task: _Task, patience_s: float, on_start: Callable[[], None] = lambda: None
-) -> CompiledKernel:
+def _build(cache: Cache, task: _Task, patience_s: float, on_start: Callable[[], None] = lambda: None) -> CompiledKernel:
     """Compile, audit and store a kernel that is not in the cache, unless another process does it first."""
     with cache.lock(task.key, patience_s):
         if hit := _lookup(cache, task):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..space import PINGPONG, Problem, Schedule
 from ..space.resources import OperandTile, operand_tiles
 from . import epilogue
+from .walk import loop
 
 
 def consumer(problem: Problem, s: Schedule, leave: str) -> str:
@@ -44,7 +45,14 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
         ]
     if staged:
         lines.append("  const u32 chunks = smem + SMEM_EPILOGUE + consumer * BUFFERS * CHUNK;")
-    if s.split_k > 1:
+    if s.workspace:
+        lines += [
+            "  // Counters of arrivals, one for each warpgroup of each tile, then the slots of partial tiles.",
+            f"  const long long cta_tiles = (long long)tiles * CLUSTER_M * CLUSTER_N;",
+            "  float4* const slots = (float4*)((char*)workspace + (cta_tiles * CONSUMERS * 4 + 127) / 128 * 128);",
+            "  const u32 vote = smem + SMEM_VOTES + 4 * consumer;",
+        ]
+    if s.split_cluster:
         lines.append("  const u32 received = smem + SMEM_EXCHANGE + consumer * EXCHANGE_SLOTS * SLOT;")
     if pingpong:
         lines += [
@@ -55,10 +63,10 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
             "  Ring ring{0, 0};",
             "  if (consumer == 1) ring.skip(k_blocks);",
             "",
-            "  for (int tile = first_tile + consumer * tile_step; tile < tiles; tile += 2 * tile_step) {",
+            *("  " + line for line in loop(s, "first_tile + consumer * tile_step", "2 * tile_step")),
         ]
     else:
-        lines += ["  Ring ring{0, 0};", "", "  for (int tile = first_tile; tile < tiles; tile += tile_step) {"]
+        lines += ["  Ring ring{0, 0};", "", *("  " + line for line in loop(s))]
     lines += ["    float accumulators[M64][TILE_N / 2];"]
     if pingpong:
         lines.append("    named_sync(my_turn, 256);")

@@ -24,10 +24,11 @@ class Piece:
 
 def pieces(s: Schedule) -> Iterator[Piece]:
     """The pieces of a warpgroup's tile in the order of storing, dealt to the CTAs that share K in turn."""
+    owners = s.split_k if s.split_cluster else 1
     order = 0
     for block in range(s.m64_per_warpgroup):
         for column, width in store_pieces(s.tile_n, s.epilogue_n):
-            yield Piece(block, column, width, order % s.split_k, order // s.split_k)
+            yield Piece(block, column, width, order % owners, order // owners)
             order += 1
 
 
@@ -46,17 +47,38 @@ def received_bytes(s: Schedule) -> str:
 
 def functions(s: Schedule) -> list[str]:
     """Device functions the epilogue calls."""
+    parts = []
+    if s.split_cluster:
+        parts.append(_EXCHANGE)
+    if s.workspace:
+        parts.append(_ADD_ATOMIC if s.reduction == "atomic" else _ADD_SLOTS)
     if s.store == "direct":
-        return [_STORE_DIRECT]
-    return [*([_EXCHANGE] if s.split_k > 1 else []), _STAGE_PIECE_TRANSPOSED if s.swap_ab else _STAGE_PIECE]
+        return [*parts, _STORE_DIRECT]
+    return [*parts, _STAGE_PIECE_TRANSPOSED if s.swap_ab else _STAGE_PIECE]
 
 
 def call(s: Schedule) -> list[str]:
     """Lines of the consumer that write its rows of the tile at (row, column)."""
+    if not s.workspace:
+        return _write(s)
+    cta = "tile * CLUSTER_M * CLUSTER_N + cluster_column * CLUSTER_M + cluster_row"
+    return [
+        f"const int counter = ({cta}) * CONSUMERS + consumer;",
+        "const bool complete = unit_work.parts == 1 ||",
+        "    add_parts(accumulators, unit_work, slots, cluster_column * CLUSTER_M + cluster_row, workspace + counter, vote,",
+        "              consumer, thread);",
+        "if (complete) {",
+        *("  " + line for line in _write(s)),
+        "}",
+    ]
+
+
+def _write(s: Schedule) -> list[str]:
+    """Lines that write whole sums, or with a split cluster first make them whole."""
     if s.store == "direct":
         return ["store_direct(accumulators, d, d_pitch, row, column, m, n);"]
     lines = []
-    if s.split_k > 1:
+    if s.split_cluster:
         lines += ["", "// Every CTA sends its part of a piece to the piece's owner."]
         lines.append("cluster_wait();")
         for piece in pieces(s):
@@ -66,7 +88,7 @@ def call(s: Schedule) -> list[str]:
             )
         lines += ["mbarrier_wait(smem + SMEM_EXCHANGED, 0);", ""]
     for piece in pieces(s):
-        if s.split_k > 1:
+        if s.split_cluster:
             add = (
                 f"add_pieces<{piece.column}, {piece.width}>(accumulators[{piece.block}],"
                 f" received + {piece.turn} * (SPLIT_K - 1) * SLOT, thread);"
@@ -173,6 +195,104 @@ __device__ __forceinline__ void add_pieces(float (&d)[COUNT], u32 slots, int thr
       d[j + 3] += v.w;
     }
   }
+}"""
+
+_ADD_SLOTS = """\
+// Keeps this part of a tile in its slot. The last part to arrive adds all of them, always in the same order; returns
+// whether this is it. Every counter is zero again afterwards.
+template <int COUNT>
+__device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& work, float4* slots, int cta, u32* counter,
+                                          u32 vote, int consumer, int thread) {
+  constexpr int VECTORS = M64 * COUNT / 4;  // of a thread
+  const long long step = (long long)CLUSTER_M * CLUSTER_N * CONSUMERS * VECTORS * 128;  // from slot to slot
+  float4* const mine = slots + ((long long)cta * CONSUMERS + consumer) * VECTORS * 128 + thread;
+  float4* const part = mine + step * (work.part == 0 ? work.slot : work.next_slot + (work.part - 1) * SLOT_STEP);
+  #pragma unroll
+  for (int i = 0; i < M64; ++i) {
+    #pragma unroll
+    for (int j = 0; j < COUNT; j += 4)
+      part[(i * COUNT + j) / 4 * 128] = float4{d[i][j], d[i][j + 1], d[i][j + 2], d[i][j + 3]};
+  }
+  device_fence();
+  named_sync(1 + consumer, 128);
+  if (thread == 0) {
+    const bool last = arrive_global(counter) == work.parts - 1;
+    if (last) *counter = 0;
+    store_word(vote, last);
+  }
+  named_sync(1 + consumer, 128);
+  if (!load_word(vote)) return false;
+  device_fence();
+  const float4* source = mine + step * work.slot;
+  #pragma unroll
+  for (int i = 0; i < M64; ++i) {
+    #pragma unroll
+    for (int j = 0; j < COUNT; j += 4) {
+      const float4 v = load_global(source + (i * COUNT + j) / 4 * 128);
+      d[i][j] = v.x;
+      d[i][j + 1] = v.y;
+      d[i][j + 2] = v.z;
+      d[i][j + 3] = v.w;
+    }
+  }
+  source = mine + step * work.next_slot;
+  #pragma unroll 1
+  for (int other = 1; other < work.parts; ++other) {
+    #pragma unroll
+    for (int i = 0; i < M64; ++i) {
+      #pragma unroll
+      for (int j = 0; j < COUNT; j += 4) {
+        const float4 v = load_global(source + (i * COUNT + j) / 4 * 128);
+        d[i][j] += v.x;
+        d[i][j + 1] += v.y;
+        d[i][j + 2] += v.z;
+        d[i][j + 3] += v.w;
+      }
+    }
+    source += step * SLOT_STEP;
+  }
+  return true;
+}"""
+
+_ADD_ATOMIC = """\
+// Adds this part of a tile to the sum in the workspace. The last part to arrive takes the sum; returns whether this is
+// it. Every sum and counter is zero again afterwards.
+template <int COUNT>
+__device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& work, float4* slots, int cta, u32* counter,
+                                          u32 vote, int consumer, int thread) {
+  constexpr int VECTORS = M64 * COUNT / 4;  // of a thread
+  const long long tile = (long long)work.tile * CLUSTER_M * CLUSTER_N + cta;
+  float4* const sum = slots + (tile * CONSUMERS + consumer) * VECTORS * 128 + thread;
+  #pragma unroll
+  for (int i = 0; i < M64; ++i) {
+    #pragma unroll
+    for (int j = 0; j < COUNT; j += 4)
+      add_global(sum + (i * COUNT + j) / 4 * 128, float4{d[i][j], d[i][j + 1], d[i][j + 2], d[i][j + 3]});
+  }
+  device_fence();
+  named_sync(1 + consumer, 128);
+  if (thread == 0) {
+    const bool last = arrive_global(counter) == work.parts - 1;
+    if (last) *counter = 0;
+    store_word(vote, last);
+  }
+  named_sync(1 + consumer, 128);
+  if (!load_word(vote)) return false;
+  device_fence();
+  #pragma unroll
+  for (int i = 0; i < M64; ++i) {
+    #pragma unroll
+    for (int j = 0; j < COUNT; j += 4) {
+      float4* const source = sum + (i * COUNT + j) / 4 * 128;
+      const float4 v = load_global(source);
+      *source = float4{0, 0, 0, 0};
+      d[i][j] = v.x;
+      d[i][j + 1] = v.y;
+      d[i][j + 2] = v.z;
+      d[i][j + 3] = v.w;
+    }
+  }
+  return true;
 }"""
 
 _STORE_DIRECT = """\

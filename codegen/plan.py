@@ -12,16 +12,22 @@ from ..space import (
     OUT_DTYPE_BYTES,
     Problem,
     Schedule,
+    TileGrid,
+    ceil_div,
     kernel_extents,
     shared_memory,
     store_pieces,
     tile_grid,
 )
-from ..space.resources import SWIZZLE_BYTES, operand_tiles
+from ..space.resources import ACCUMULATOR_BYTES, SWIZZLE_BYTES, operand_tiles
 
 INT_ARGUMENTS = ("m", "n", "k", "tiles_m", "tiles_n", "raster_n", "swizzle", "serpentine", "k_zigzag")
 """The 32-bit kernel arguments after the tensor maps, in order. m and n are the rows and columns that the kernel
 computes; `tiles_*` count cluster tiles."""
+
+
+FLAG_ALIGNMENT = 128
+"""The slots of the workspace start at a multiple of this many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class TensorMapSpec:
     """The arguments of one cuTensorMapEncodeTiled call: a row-major matrix and the box that one TMA moves.
 
     `extents` and `box` are (columns, rows), columns contiguous, in elements; `pitch_bytes` is from row to row;
-    `swizzle_bytes` is 0, 32, 64 or 128. Out-of-bounds elements read as zero and are not written.
+    `swizzle_bytes` is 0, 32, 64 or 128, `l2_promotion` 0, 64, 128 or 256 bytes. Out-of-bounds elements read as zero and are not written.
     """
 
     operand: str
@@ -39,12 +45,23 @@ class TensorMapSpec:
     pitch_bytes: int
     box: tuple[int, int]
     swizzle_bytes: int
+    l2_promotion: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceSpec:
+    """Device memory where parts of tiles are added: counters of arrivals, then slots of fp32 partial tiles."""
+
+    flag_bytes: int
+    slot_bytes: int
+    slots: int
+    slots_per_cta: int
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One launch. Arguments are the tensor maps in order, then `ints`, then, for direct stores, D's address
-    and its pitch in elements (64-bit each)."""
+    """One launch. Arguments are the tensor maps in order, then `ints`, then the address of the workspace if there
+    is one, then, for direct stores, D's address and its pitch in elements (all 64-bit)."""
 
     tensor_maps: tuple[TensorMapSpec, ...]
     ints: tuple[int, ...]
@@ -53,23 +70,31 @@ class LaunchPlan:
     block: int
     cluster: int
     smem_bytes: int
-    clusters: int
-    """Cluster tiles of the problem: the grid of a kernel that is not persistent."""
+    units: int
+    """Work for that many clusters: the grid of a kernel that is not persistent."""
     persistent: bool
     ctas: int
     """Cap on a persistent grid; 0 means none."""
     dependent: bool
     """Launch with programmatic stream serialization: before the kernel ahead in the stream has finished."""
+    workspace: WorkspaceSpec | None
 
     def grid(self, resident_clusters: int) -> int:
         """CTAs to launch (a one-dimensional grid), when the device holds `resident_clusters` clusters at once
         (cuOccupancyMaxActiveClusters)."""
         if not self.persistent:
-            return self.clusters * self.cluster
-        limit = min(resident_clusters, self.clusters)
+            return self.units * self.cluster
+        limit = min(resident_clusters, self.units)
         if self.ctas:
             limit = min(limit, self.ctas // self.cluster)
         return limit * self.cluster
+
+    def workspace_bytes(self, grid: int) -> int:
+        """Bytes of device memory that `grid` CTAs need, zero at the first launch; every launch leaves it so again."""
+        if self.workspace is None:
+            return 0
+        slots = self.workspace.slots + self.workspace.slots_per_cta * grid
+        return self.workspace.flag_bytes + slots * self.workspace.slot_bytes
 
 
 def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
@@ -87,6 +112,7 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
                 pitch_bytes=extents[0] * element,
                 box=(SWIZZLE_BYTES // element, tile.slab_rows // tile.sharers),
                 swizzle_bytes=SWIZZLE_BYTES,
+                l2_promotion=schedule.l2_promotion,
             )
         )
     out = OUT_DTYPE_BYTES[problem.out_dtype]
@@ -99,6 +125,7 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
                 pitch_bytes=problem.n * out,
                 box=(64, width) if schedule.swap_ab else (width, 64),
                 swizzle_bytes=SWIZZLE_BYTES if schedule.swap_ab else piece_swizzle_bytes(width),
+                l2_promotion=schedule.l2_promotion,
             )
             for width in store_widths(schedule)
         ]
@@ -121,10 +148,25 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
         block=schedule.threads,
         cluster=schedule.cluster_size,
         smem_bytes=shared_memory(problem, schedule).total,
-        clusters=grid.clusters,
+        units=grid.clusters * (grid.k_blocks if schedule.stream_k else grid.parts),
         persistent=schedule.persistent,
         ctas=schedule.ctas,
         dependent=bool(schedule.dependent_launch),
+        workspace=_workspace(schedule, grid) if schedule.workspace else None,
+    )
+
+
+def _workspace(schedule: Schedule, grid: TileGrid) -> WorkspaceSpec:
+    tiles = grid.clusters * schedule.cluster_size
+    if schedule.stream_k:
+        slots, slots_per_cta = 0, 2
+    else:
+        slots, slots_per_cta = tiles * (1 if schedule.reduction == "atomic" else grid.parts), 0
+    return WorkspaceSpec(
+        flag_bytes=ceil_div(4 * tiles * schedule.consumers, FLAG_ALIGNMENT) * FLAG_ALIGNMENT,
+        slot_bytes=schedule.tile_m * schedule.tile_n * ACCUMULATOR_BYTES,
+        slots=slots,
+        slots_per_cta=slots_per_cta,
     )
 
 

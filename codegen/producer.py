@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..space import Problem, Schedule
 from ..space.resources import OperandTile, operand_tiles
 from .ptx import load_name
+from .walk import loop
 
 
 def hinted(s: Schedule, tile: OperandTile) -> bool:
@@ -32,6 +33,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     for name, tile in tiles.items():
         lines += _load_operand(s, name, tile)
     lines.append("      Ring ring{0, 0};")
+    first = "unit_work.first_block + " if s.workspace else "first_block + " if s.split_cluster else ""
     if s.dependent_launch == "weights":
         early = "a" if s.swap_ab else "b"
         late = "b" if s.swap_ab else "a"
@@ -39,12 +41,13 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             "",
             "      // The weights do not depend on the kernel before: fill the first stages with them while it still runs.",
             "      int early = 0;",
-            "      if (first_tile < tiles) {",
-            "        const Position at = tile_position(first_tile, walk);",
+            *("      " + line for line in loop(s)),
+            "        const Position at = tile_position(tile, walk);",
             "        for (; early < STAGES && early < k_blocks; ++early) {",
             "          mbarrier_expect(full + 8 * early, A_STAGE + B_STAGE);",
-            f"          load_{early}(early, (first_block + early) * TILE_K, {_tile_row(early)});",
+            f"          load_{early}(early, ({first}early) * TILE_K, {_tile_row(early)});",
             "        }",
+            "        break;",
             "      }",
             "      wait_for_dependencies();",
             "",
@@ -70,11 +73,11 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         ]
     lines += [
         "      bool backwards = false;",
-        "      for (int tile = first_tile; tile < tiles; tile += tile_step) {",
+        *("      " + line for line in loop(s)),
         "        const Position at = tile_position(tile, walk);",
         "        #pragma unroll 1",
         "        for (int block = 0; block < k_blocks; ++block) {",
-        "          const int column = (first_block + (backwards ? k_blocks - 1 - block : block)) * TILE_K;",
+        f"          const int column = ({first}(backwards ? k_blocks - 1 - block : block)) * TILE_K;",
         *fill,
         "          ring.next();",
         "        }",

@@ -100,6 +100,34 @@ __device__ __forceinline__ float4 load_shared(u32 source) {
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }""",
+    "workspace": """\
+// Counts an arrival of this CTA, whose earlier writes the last to arrive will see. Returns those before it.
+__device__ __forceinline__ u32 arrive_global(u32* counter) {
+  u32 before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+// Orders what this thread wrote before what it signals next, and what it was told before what it reads next.
+__device__ __forceinline__ void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+__device__ __forceinline__ void store_word(u32 address, u32 word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+__device__ __forceinline__ u32 load_word(u32 address) {
+  u32 word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+// From L2: what another SM wrote is not looked for in this one's L1.
+__device__ __forceinline__ float4 load_global(const float4* source) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(source));
+  return v;
+}""",
+    "add_global": """\
+__device__ __forceinline__ void add_global(float4* target, float4 v) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+               ::"l"(target), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}""",
     "dependent_launch": """\
 // Lets the kernel after this one start as soon as SMs are free; it waits for this one where it must.
 __device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

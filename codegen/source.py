@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..space import PINGPONG, Problem, Schedule, shared_memory
 from ..space.resources import OperandTile, empty_arrivals, exchange_slots, operand_tiles
-from . import epilogue, ptx
+from . import epilogue, ptx, walk
 from .consumer import consumer
 from .plan import store_widths
 from .producer import load_flags, producer
@@ -40,7 +40,7 @@ def generate(problem: Problem, schedule: Schedule) -> KernelSource:
         ptx.TYPES,
         _constants(problem, schedule),
         *_primitives(problem, schedule),
-        _TILE_WALK,
+        *walk.functions(schedule),
         *epilogue.functions(schedule),
         _kernel(problem, schedule),
     ]
@@ -71,10 +71,9 @@ def _constants(problem: Problem, s: Schedule) -> str:
     lines = [
         f"constexpr int TILE_M = {s.tile_m}, TILE_N = {s.tile_n}, TILE_K = {s.tile_k};  // CTA tile, elements",
         f"constexpr int STAGES = {s.stages};",
-
         f"constexpr int THREADS = {s.threads};",
         f"constexpr int CLUSTER_M = {s.cluster_m}, CLUSTER_N = {s.cluster_n};",
-        f"constexpr int M64 = {s.m64_per_warpgroup};            // 64-row wgmma blocks of a warpgroup's tile",
+        f"constexpr int M64 = {s.m64_per_warpgroup};  // 64-row wgmma blocks of a warpgroup's tile",
         "",
         "// A stage holds slabs of each operand: rows of 128 bytes, 128-byte swizzle. K-major slabs are 64 columns of K",
         "// wide, MN-major ones 64 rows or columns of the tile.",
@@ -87,10 +86,18 @@ def _constants(problem: Problem, s: Schedule) -> str:
     ]
     if s.store == "tma":
         lines.append(f"constexpr u32 SMEM_EPILOGUE = {smem.epilogue};")
-    if s.split_k > 1:
+    if s.split_cluster:
         lines.append(f"constexpr u32 SMEM_EXCHANGE = {smem.exchange};")
     lines += [f"constexpr u32 SMEM_FULL = {smem.barriers};", "constexpr u32 SMEM_EMPTY = SMEM_FULL + 8 * STAGES;"]
-    if s.split_k > 1:
+    if s.workspace:
+        lines += [
+            f"constexpr u32 SMEM_VOTES = {smem.votes};",
+            "",
+            f"constexpr int CONSUMERS = {s.consumers};  // warpgroups",
+        ]
+    if s.reduction == "slots":
+        lines.append(f"constexpr int SLOT_STEP = {2 if s.stream_k else 1};  // of the workspace")
+    if s.split_cluster:
         lines.append("constexpr u32 SMEM_EXCHANGED = SMEM_EMPTY + 8 * STAGES;")
     if s.store == "tma":
         lines += [
@@ -99,9 +106,9 @@ def _constants(problem: Problem, s: Schedule) -> str:
             f"constexpr u32 CHUNK = 64 * {s.epilogue_n} * 2;  // bytes of one",
         ]
     if s.split_k > 1:
+        lines += ["", f"constexpr int SPLIT_K = {s.split_k};  // CTAs that share the K of a tile"]
+    if s.split_cluster:
         lines += [
-            "",
-            f"constexpr int SPLIT_K = {s.split_k};  // CTAs of a cluster, each with its share of K",
             f"constexpr int EXCHANGE_SLOTS = {exchange_slots(s)};  // pieces a warpgroup receives at most",
             f"constexpr u32 SLOT = 64 * {s.epilogue_n} * 4;  // bytes of one",
         ]
@@ -119,7 +126,7 @@ def _slab_constants(upper: str, tile: OperandTile) -> list[str]:
 def _primitives(problem: Problem, s: Schedule) -> list[str]:
     rows, columns = operand_tiles(problem, s)
     pingpong = s.arrangement == PINGPONG
-    split = s.split_k > 1
+    split = s.split_cluster
     staged = s.store == "tma"
     needed = {
         "mbarrier_arrive": not s.multicast,
@@ -131,7 +138,9 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
         "store_peer": split,
         "dependent_launch": bool(s.dependent_launch),
         "evict_first": bool(s.evict_first),
-        "named_sync": staged or pingpong,
+        "named_sync": staged or pingpong or s.workspace,
+        "workspace": s.workspace,
+        "add_global": s.reduction == "atomic",
         "named_arrive": pingpong,
         "tma_store": staged,
         "tma_store_wait": staged,
@@ -170,37 +179,17 @@ struct Ring {
   }
 };"""
 
-_TILE_WALK = """\
-// The walk over cluster tiles: bands of `swizzle` tiles along the raster axis; consecutive tiles run along it,
-// then step along the other axis. The last band is as tall as what is left. Serpentine: odd bands run backwards.
-struct Walk { int tiles_m, tiles_n, raster_n, swizzle, serpentine; };
-struct Position { int m, n; };
-__device__ __forceinline__ Position tile_position(int index, const Walk& walk) {
-  const int fast_tiles = walk.raster_n ? walk.tiles_n : walk.tiles_m;
-  const int slow_tiles = walk.raster_n ? walk.tiles_m : walk.tiles_n;
-  const int band = index / (walk.swizzle * slow_tiles);
-  const int offset = index - band * walk.swizzle * slow_tiles;
-  const int height = min(walk.swizzle, fast_tiles - band * walk.swizzle);
-  const int fast = band * walk.swizzle + offset % height;
-  int slow = offset / height;
-  if (walk.serpentine && (band & 1)) slow = slow_tiles - 1 - slow;
-  return walk.raster_n ? Position{slow, fast} : Position{fast, slow};
-}"""
-
-
 def _kernel(problem: Problem, s: Schedule) -> str:
     maps = ["map_a", "map_b"]
     if s.store == "tma":
         maps += [f"map_d{width}" for width in store_widths(s)]
     arguments = [f"const __grid_constant__ TensorMap {name}" for name in maps]
     arguments.append("int m, int n, int k, int tiles_m, int tiles_n, int raster_n, int swizzle, int serpentine, int k_zigzag")
-    if s.store == "direct":
-        arguments.append("unsigned short* __restrict__ d, long long d_pitch")
     identity = [
         "  constexpr int cluster_row = 0, cluster_column = 0;",
         "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",
     ]
-    share = ["  constexpr int first_block = 0;", "  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
+    share = ["  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
     ready = ["  __syncthreads();"]
     leave = ""
     barriers = []
@@ -212,7 +201,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         ]
         ready = ["  cluster_sync();"]
         leave = "  cluster_sync();  // no CTA leaves while a peer may still reach its shared memory"
-    if s.split_k > 1:
+    if s.split_cluster:
         identity = [
             "  constexpr int cluster_row = 0, cluster_column = 0;",
             "  const u32 rank = cluster_rank();",
@@ -220,8 +209,8 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         ]
         share = [
             "  const int all_blocks = (k + TILE_K - 1) / TILE_K;",
-            "  const int first_block = (long long)all_blocks * rank / SPLIT_K;",
-            "  const int k_blocks = (long long)all_blocks * (rank + 1) / SPLIT_K - first_block;",
+            "  const int first_block = all_blocks * rank / SPLIT_K;",
+            "  const int k_blocks = all_blocks * (rank + 1) / SPLIT_K - first_block;",
         ]
         ready = ["  __syncthreads();", "  cluster_arrive();  // waited for before the first word to a peer"]
         leave = "  cluster_wait();"
@@ -229,6 +218,11 @@ def _kernel(problem: Problem, s: Schedule) -> str:
             "    mbarrier_init(smem + SMEM_EXCHANGED, 1);",
             f"    mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(s)});",
         ]
+    if s.workspace:
+        arguments.append("u32* workspace")
+        share = ["  const int all_blocks = (k + TILE_K - 1) / TILE_K;"]
+    if s.store == "direct":
+        arguments.append("unsigned short* __restrict__ d, long long d_pitch")
     lines = "\n".join
     return f"""\
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

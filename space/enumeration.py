@@ -26,9 +26,11 @@ from .rules import (
     EPILOGUE_BUFFERS,
     EPILOGUE_N,
     EVICT_FIRST,
+    L2_PROMOTIONS,
     MMA_IN_FLIGHT,
     MULTICAST_ROWS,
     RASTERS,
+    REDUCTIONS,
     SPLIT_K,
     STAGES,
     STORES,
@@ -105,7 +107,7 @@ def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable
 
 def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     narrow = _staged(s)
-    stores = STORES[:1] if s.swap_ab or s.split_k > 1 else STORES
+    stores = STORES[:1] if s.swap_ab or s.split_cluster else STORES
     return [store for store in stores if _fits(_with(narrow, store=store), problem, device)]
 
 
@@ -118,16 +120,34 @@ def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     return [False, True] if _fits(_staged(s), problem, device) else [False]
 
 
+def _can_share_k(s: Schedule, device: Device) -> bool:
+    most = max_accumulators(_with(s, split_k=2), device.registers_per_sm)
+    return s.arrangement != PINGPONG and s.accumulators <= most
+
+
+def _stream_k(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
+    grid = tile_grid(problem, s)
+    enough = grid.ctas * grid.k_blocks >= device.sm_count and grid.k_blocks * 2 * device.sm_count**2 < 2**32
+    return [False, True] if enough and s.producer_regs != 24 and _can_share_k(s, device) else [False]
+
+
 def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    narrow = _staged(s)
-    if s.arrangement == PINGPONG or s.accumulators > max_accumulators(_with(s, split_k=2), device.registers_per_sm):
+    if s.stream_k or not _can_share_k(s, device):
         return [1]
     k_blocks = tile_grid(problem, s).k_blocks
-    return [k for k in SPLIT_K if k <= k_blocks and (k == 1 or _fits(_with(narrow, split_k=k), problem, device))]
+    return [k for k in SPLIT_K if k <= k_blocks]
+
+
+def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
+    if s.stream_k:
+        return ["slots"]
+    if s.split_k == 1:
+        return ["cluster"]
+    return [r for r in REDUCTIONS if r != "cluster" or _fits(_staged(s), problem, device)]
 
 
 def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
-    if s.split_k > 1:
+    if s.split_cluster:
         return [(1, 1)]
     rows, columns = operand_tiles(problem, s)
     return [
@@ -135,6 +155,12 @@ def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
         for m, n in CLUSTERS
         if rows.slab_rows % (MULTICAST_ROWS * n) == 0 and columns.slab_rows % (MULTICAST_ROWS * m) == 0
     ]
+
+
+def _persistent(s: Schedule) -> list[bool]:
+    if s.split_cluster:
+        return [False]
+    return [True] if s.stream_k else [True, False]
 
 
 def _ctas(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
@@ -175,7 +201,9 @@ DIMENSIONS: Mapping[str, _Domain] = {
     "consumer_regs": lambda s, p, d: [consumer for _, consumer in _splits(s, d)],
     "producer_regs": lambda s, p, d: [p_ for p_, consumer in _splits(s, d) if consumer == s.consumer_regs],
     "swap_ab": _swap_ab,
+    "stream_k": _stream_k,
     "split_k": _split_k,
+    "reduction": _reduction,
     "store": _store,
     "epilogue_n": _epilogue_n,
     "epilogue_buffers": _epilogue_buffers,
@@ -185,12 +213,13 @@ DIMENSIONS: Mapping[str, _Domain] = {
     "mma_in_flight": lambda s, p, d: MMA_IN_FLIGHT,
     "evict_first": lambda s, p, d: EVICT_FIRST,
     "dependent_launch": lambda s, p, d: DEPENDENT_LAUNCH[p.overlap],
-    "persistent": lambda s, p, d: [True, False] if s.split_k == 1 else [False],
+    "persistent": lambda s, p, d: _persistent(s),
     "ctas": _ctas,
     "raster": _raster,
     "swizzle": _swizzle,
     "serpentine": _serpentine,
     "k_zigzag": _k_zigzag,
+    "l2_promotion": lambda s, p, d: L2_PROMOTIONS,
 }
 """Every field of a schedule in the order of choosing, with the function that gives its valid values."""
 
@@ -290,8 +319,11 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "k_zigzag": (False, True),
     "swap_ab": (False, True),
     "split_k": SPLIT_K,
+    "reduction": REDUCTIONS,
+    "stream_k": (False, True),
     "evict_first": EVICT_FIRST,
     "dependent_launch": DEPENDENT_LAUNCH["weights"],
+    "l2_promotion": L2_PROMOTIONS,
 }
 
 

@@ -77,6 +77,8 @@ class SharedMemory:
     epilogue: int
     exchange: int
     barriers: int
+    votes: int
+    """One word for each consumer warpgroup, where parts meet in device memory."""
     total: int
 
 
@@ -90,12 +92,15 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
     exchange = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
     slot = 64 * schedule.epilogue_n * ACCUMULATOR_BYTES
     barriers = exchange + slot * exchange_slots(schedule) * schedule.consumers
-    total = barriers + (2 * schedule.stages + (schedule.split_k > 1)) * MBARRIER_BYTES
-    return SharedMemory(0, b, epilogue, exchange, barriers, total)
+    votes = barriers + (2 * schedule.stages + schedule.split_cluster) * MBARRIER_BYTES
+    total = votes + (4 * schedule.consumers if schedule.workspace else 0)
+    return SharedMemory(0, b, epilogue, exchange, barriers, votes, total)
 
 
 def exchange_slots(schedule: Schedule) -> int:
     """Pieces of partial sums a consumer warpgroup receives at most: the CTAs that share K own its pieces in turn."""
+    if not schedule.split_cluster:
+        return 0
     pieces = len(store_pieces(schedule.tile_n, schedule.epilogue_n)) * schedule.m64_per_warpgroup
     return (schedule.split_k - 1) * -(-pieces // schedule.split_k)
 
@@ -134,7 +139,7 @@ def max_accumulators(schedule: Schedule, registers_per_sm: int) -> int:
     """
     entry = launch_registers(schedule.threads, registers_per_sm)
     limit = consumer_registers(schedule, registers_per_sm) - REGISTER_OVERHEAD
-    if schedule.split_k > 1:
+    if schedule.split_k > 1 or schedule.workspace:
         limit -= EXCHANGE_OVERHEAD
     return min(limit, entry - 32) if schedule.threads > 384 else limit
 

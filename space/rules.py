@@ -25,8 +25,10 @@ SWIZZLES = (1, 2, 4, 8, 16, 32)
 STORES = ("tma", "direct")
 EPILOGUE_N = (16, 32, 64)
 EPILOGUE_BUFFERS = (1, 2, 4)
-SPLIT_K = (1, 2, 3, 4, 5, 6, 7, 8)
+SPLIT_K = tuple(range(1, 17))
+REDUCTIONS = ("cluster", "slots", "atomic")
 EVICT_FIRST = ("", "a", "b")
+L2_PROMOTIONS = (0, 64, 128, 256)
 DEPENDENT_LAUNCH = {"none": ("",), "launch": ("", "wait"), "weights": ("", "wait", "weights")}
 """What each `Problem.overlap` allows: a kernel may run ahead only as far as its operands are ready."""
 MULTICAST_ROWS = 8
@@ -85,7 +87,9 @@ def _values(s: Schedule) -> Iterator[str]:
         ("epilogue_n", EPILOGUE_N),
         ("epilogue_buffers", EPILOGUE_BUFFERS),
         ("split_k", SPLIT_K),
+        ("reduction", REDUCTIONS),
         ("evict_first", EVICT_FIRST),
+        ("l2_promotion", L2_PROMOTIONS),
     ):
         if getattr(s, name) not in valid:
             yield f"{name} {getattr(s, name)}: valid are {_list(valid)}"
@@ -124,18 +128,7 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield "k_zigzag without persistence: valid is a persistent kernel"
     if s.swap_ab and s.store == "direct":
         yield "direct stores with swap_ab: valid is the store tma, which transposes"
-    if s.split_k > 1:
-        k_blocks = tile_grid(problem, s).k_blocks
-        if s.persistent:
-            yield f"split_k {s.split_k} in a persistent kernel: valid is one tile per CTA"
-        if s.multicast:
-            yield f"split_k {s.split_k} with cluster {s.cluster_m}x{s.cluster_n}: valid is 1x1, the split is the cluster"
-        if s.store == "direct":
-            yield f"split_k {s.split_k} with direct stores: valid is the store tma"
-        if s.arrangement == PINGPONG:
-            yield f"split_k {s.split_k} in ping-pong: valid is {COOPERATIVE}"
-        if k_blocks < s.split_k:
-            yield f"split_k {s.split_k} of {k_blocks} k-blocks: valid is at most one CTA for each"
+    yield from _shared_k(problem, s, device)
     if s.store == "direct":
         if (s.epilogue_n, s.epilogue_buffers) != (64, 2):
             yield "an epilogue chunk with direct stores: valid is the default 64x2, which they do not use"
@@ -150,6 +143,40 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield f"{need} bytes of shared memory: valid is at most {device.smem_per_cta}"
     if (ctas := tile_grid(problem, s).ctas) > 2**31 - 1:
         yield f"{ctas} tiles: valid is at most {2**31 - 1}, which larger tiles give"
+
+
+def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
+    """Tiles whose K several CTAs share."""
+    shared = s.split_k > 1 or s.stream_k
+    if not shared:
+        if s.workspace:
+            yield f"reduction {s.reduction} of whole tiles: valid is cluster, the default, which then does nothing"
+        return
+    grid = tile_grid(problem, s)
+    if s.arrangement == PINGPONG:
+        yield f"tiles that share K in ping-pong: valid is {COOPERATIVE}"
+    if s.split_k > grid.k_blocks:
+        yield f"split_k {s.split_k} of {grid.k_blocks} k-blocks: valid is at most one CTA for each"
+    if s.stream_k:
+        if s.split_k > 1:
+            yield f"split_k {s.split_k} with stream_k: valid is 1, stream-K cuts tiles itself"
+        if s.reduction != "slots":
+            yield f"reduction {s.reduction} with stream_k: valid is slots"
+        if s.producer_regs == 24:
+            yield "stream_k with 24 registers for the producer, which spills: valid are 0 or 40 and more"
+        if not s.persistent:
+            yield "stream_k without persistence: valid is a persistent kernel"
+        if grid.k_blocks * 2 * device.sm_count**2 >= 2**32:
+            yield f"stream_k over {grid.k_blocks} k-blocks a tile: valid are fewer than {2**31 // device.sm_count**2}"
+        if (blocks := grid.ctas * grid.k_blocks) < device.sm_count:
+            yield f"stream_k over {blocks} k-blocks: valid is at least one for each of {device.sm_count} SMs"
+    elif s.split_cluster:
+        if s.persistent:
+            yield f"split_k {s.split_k} of a cluster in a persistent kernel: valid is one tile per CTA"
+        if s.multicast:
+            yield f"split_k {s.split_k} with cluster {s.cluster_m}x{s.cluster_n}: valid is 1x1, the split is the cluster"
+        if s.store == "direct":
+            yield f"split_k {s.split_k} of a cluster with direct stores: valid is the store tma"
 
 
 def ctas_per_sm(problem: Problem, schedule: Schedule, device: Device) -> int:

@@ -60,12 +60,21 @@ class Schedule:
     swap_ab: bool = False
     """The kernel computes D^T = B x A^T: `tile_m` and `cluster_m` then run along n, `tile_n` and `cluster_n` along m."""
     split_k: int = 1
-    """CTAs that share the K of one tile: a cluster, which adds its parts through distributed shared memory."""
+    """CTAs that share the K of one tile."""
+    reduction: str = "cluster"
+    """How the parts of a tile are added. `cluster`: the CTAs that share it are a cluster and send their parts to the
+    owner of a piece through distributed shared memory. `slots`: in device memory, the last to arrive adds them in
+    order. `atomic`: added to device memory in the order of arrival."""
+    stream_k: bool = False
+    """Tiles beyond the last full wave are cut into equal shares of k-blocks, one for each CTA."""
     evict_first: str = ""
     """Operand (`a` or `b`) whose lines leave L2 first: one that is read only once."""
     dependent_launch: str = ""
     """Programmatic dependent launch: `wait` starts before the kernel ahead has finished and waits before it loads;
     `weights` first loads stages of B."""
+
+    l2_promotion: int = 256
+    """Bytes that a load brings into L2 at least (tensor map; 0 for none)."""
 
     @property
     def threads(self) -> int:
@@ -90,7 +99,22 @@ class Schedule:
     @property
     def cluster_size(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_m * self.cluster_n * self.split_k
+        return self.cluster_m * self.cluster_n * (1 if self.workspace else self.split_k)
+
+    @property
+    def workspace(self) -> bool:
+        """Whether parts of tiles meet in device memory."""
+        return self.reduction != "cluster"
+
+    @property
+    def split_cluster(self) -> bool:
+        """Whether parts of tiles meet in the shared memory of a cluster."""
+        return self.split_k > 1 and not self.workspace
+
+    @property
+    def numerics(self) -> str:
+        """`deterministic`, or `atomic` where sums depend on the order of arrival."""
+        return "atomic" if self.reduction == "atomic" else "deterministic"
 
     @property
     def multicast(self) -> bool:
@@ -119,10 +143,16 @@ class Schedule:
             tokens.append("swap")
         if self.split_k > 1:
             tokens.append(f"k{self.split_k}")
+        if self.stream_k:
+            tokens.append("sk")
+        if self.workspace:
+            tokens.append(self.reduction)
         if self.evict_first:
             tokens.append(f"ef{self.evict_first}")
         if self.dependent_launch:
             tokens.append(f"pdl-{self.dependent_launch}")
+        if self.l2_promotion != 256:
+            tokens.append(f"l2-{self.l2_promotion}")
         return "_".join(tokens)
 
     def __str__(self) -> str:
@@ -171,8 +201,11 @@ class Schedule:
             epilogue_buffers=_DEFAULTS["epilogue_buffers"] if direct else int(g["epilogue_buffers"]),
             swap_ab=bool(g["swap"]),
             split_k=int(g["split_k"] or 1),
+            stream_k=bool(g["stream_k"]),
+            reduction=g["reduction"] or "cluster",
             evict_first=g["evict_first"] or "",
             dependent_launch=g["dependent_launch"] or "",
+            l2_promotion=int(g["l2_promotion"] or 256),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -195,13 +228,14 @@ class Schedule:
             raise BadInput(f"schedule object {obj!r} cannot be read: {error}") from error
 
 
-LAUNCH_FIELDS = ("persistent", "ctas", "raster", "swizzle", "serpentine", "k_zigzag")
-"""Fields that are run-time arguments of the kernel or shape its launch: changing them compiles nothing."""
+LAUNCH_FIELDS = ("persistent", "ctas", "raster", "swizzle", "serpentine", "k_zigzag", "l2_promotion")
+"""Fields that are run-time arguments of the kernel, of its launch or of its tensor maps: changing them compiles
+nothing."""
 
 _EXAMPLE = Schedule(
     COOPERATIVE, 2, 128, 256, 64, 4, cluster_m=2, swizzle=8, producer_regs=40, consumer_regs=232
 )
-_DEFAULTS = {f.name: f.default for f in fields(Schedule)}
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Schedule)}
 _TYPES = {name: type(value) for name, value in asdict(_EXAMPLE).items()}
 _NAME = re.compile(
     r"(?P<arrangement>coop|pp)(?P<consumers>\d+)"
@@ -211,6 +245,6 @@ _NAME = re.compile(
     r"_r(?P<raster>[mn])(?P<swizzle>\d+)(?P<serpentine>z?)"
     r"_reg(?P<producer_regs>\d+)-(?P<consumer_regs>\d+)"
     r"_(?P<store>direct|tma(?P<epilogue_n>\d+)x(?P<epilogue_buffers>\d+))"
-    r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d+))?(_ef(?P<evict_first>[ab]))?"
-    r"(_pdl-(?P<dependent_launch>wait|weights))?"
+    r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d+))?(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic))?(_ef(?P<evict_first>[ab]))?"
+    r"(_pdl-(?P<dependent_launch>wait|weights))?(_l2-(?P<l2_promotion>\d+))?"
 )

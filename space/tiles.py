@@ -27,6 +27,8 @@ class TileGrid:
     k_blocks: int
     """Stages that one tile consumes, over all CTAs that share its K."""
     cluster_size: int
+    parts: int
+    """Units of work of a tile, for kernels that add them up in device memory; stream-K cuts as it needs."""
 
     @property
     def clusters(self) -> int:
@@ -36,7 +38,7 @@ class TileGrid:
     @property
     def ctas(self) -> int:
         """CTAs that the whole problem keeps busy, those that only fill a cluster included."""
-        return self.clusters * self.cluster_size
+        return self.clusters * self.cluster_size * self.parts
 
 
 def kernel_extents(problem: Problem, schedule: Schedule) -> tuple[int, int]:
@@ -52,6 +54,7 @@ def tile_grid(problem: Problem, schedule: Schedule) -> TileGrid:
         n=ceil_div(columns, schedule.tile_n * schedule.cluster_n),
         k_blocks=ceil_div(problem.k, schedule.tile_k),
         cluster_size=schedule.cluster_size,
+        parts=schedule.split_k if schedule.workspace else 1,
     )
 
 

@@ -1,0 +1,81 @@
+"""The walk of a CTA over its work: which tile comes next, and which of its k-blocks."""
+
+from __future__ import annotations
+
+from ..space import Schedule
+
+TILE_POSITION = """\
+// The walk over cluster tiles: bands of `swizzle` tiles along the raster axis; consecutive tiles run along it,
+// then step along the other axis. The last band is as tall as what is left. Serpentine: odd bands run backwards.
+struct Walk { int tiles_m, tiles_n, raster_n, swizzle, serpentine; };
+struct Position { int m, n; };
+__device__ __forceinline__ Position tile_position(int index, const Walk& walk) {
+  const int fast_tiles = walk.raster_n ? walk.tiles_n : walk.tiles_m;
+  const int slow_tiles = walk.raster_n ? walk.tiles_m : walk.tiles_n;
+  const int band = index / (walk.swizzle * slow_tiles);
+  const int offset = index - band * walk.swizzle * slow_tiles;
+  const int height = min(walk.swizzle, fast_tiles - band * walk.swizzle);
+  const int fast = band * walk.swizzle + offset % height;
+  int slow = offset / height;
+  if (walk.serpentine && (band & 1)) slow = slow_tiles - 1 - slow;
+  return walk.raster_n ? Position{slow, fast} : Position{fast, slow};
+}"""
+
+_WORK = """\
+// A unit of work: k-blocks of a tile. A tile that is cut into parts is added up in the workspace.
+struct Work {
+  int tile;  // negative when there is no more
+  int first_block, k_blocks;
+  int part, parts;
+  int slot, next_slot;  // of the workspace, where parts 0 and 1 are kept; later ones follow SLOT_STEP apart
+};
+"""
+
+_SPLIT_WORK = """\
+__device__ __forceinline__ Work work(int unit, int worker, int workers, int tiles, int all_blocks) {
+  const int index = worker + unit * workers;
+  const int tile = index / SPLIT_K, part = index % SPLIT_K;
+  const int first = all_blocks * part / SPLIT_K;
+  const int end = all_blocks * (part + 1) / SPLIT_K;
+  return {tile < tiles ? tile : -1, first, end - first, part, SPLIT_K, tile * SPLIT_K, tile * SPLIT_K + 1};
+}"""
+
+_STREAM_WORK = """\
+// Stream-K: whole tiles as long as they fill the device, then equal shares of the k-blocks that are left. A share
+// has at most two ends inside a tile: a worker keeps its first segment in slot 2 * worker, its last in the next.
+__device__ __forceinline__ Work work(int unit, int worker, int workers, int tiles, int all_blocks) {
+  const int waves = tiles % workers == 0 ? tiles / workers : max(0, tiles / workers - 1);
+  if (unit < waves) return {worker + unit * workers, 0, all_blocks, 0, 1, 0, 0};
+  const int whole = waves * workers;
+  const u32 blocks = (tiles - whole) * all_blocks;  // times the workers below 2^32, as the rules see to
+  if (blocks == 0) return {-1, 0, 0, 0, 1, 0, 0};
+  const u32 begin = blocks * worker / workers, end = blocks * (worker + 1) / workers;
+  const int tile = begin / all_blocks + unit - waves;
+  const u32 start = tile * all_blocks;
+  const int first = max(begin, start) - start, last = (int)(min(end, start + all_blocks) - start);
+  // The worker of block b is the last whose share begins at or before it.
+  const int first_worker = ((start + 1) * workers - 1) / blocks;
+  const int last_worker = ((start + all_blocks) * workers - 1) / blocks;
+  const int carried = blocks * first_worker / workers < start;
+  return {first < last ? whole + tile : -1, first, last - first, worker - first_worker, last_worker - first_worker + 1,
+          2 * first_worker + carried, 2 * first_worker + 2};
+}"""
+
+
+def functions(s: Schedule) -> list[str]:
+    """Device functions of the walk."""
+    if not s.workspace:
+        return [TILE_POSITION]
+    return [TILE_POSITION, _WORK + (_STREAM_WORK if s.stream_k else _SPLIT_WORK)]
+
+
+def loop(s: Schedule, first: str = "first_tile", step: str = "tile_step") -> list[str]:
+    """The head of the loop over tiles, which defines `tile`, and `unit_work` and `k_blocks` where tiles are cut."""
+    if not s.workspace:
+        return [f"for (int tile = {first}; tile < tiles; tile += {step}) {{"]
+    return [
+        "for (int unit = 0;; ++unit) {",
+        "  const Work unit_work = work(unit, first_tile, tile_step, tiles, all_blocks);",
+        "  if (unit_work.tile < 0) break;",
+        "  const int tile = unit_work.tile, k_blocks = unit_work.k_blocks;",
+    ]
