@@ -80,10 +80,11 @@ def compile_kernel(problem: Problem, schedule: Schedule, cache: Cache | None = N
 
 
 class CompilePool:
-    """Worker processes that compile; use it as a context manager, from one thread.
+    """Worker processes that compile; use it as a context manager.
 
     A kernel that takes longer than `timeout_s` is killed and remembered as a `timeout`; one that crashes its
-    process costs only itself. Workers see no GPU, and end when this process ends in whatever way.
+    process costs only itself. Workers see no GPU, and end when this process, or the thread that calls
+    `compile_many`, ends in whatever way.
 
     Args:
         workers: most processes at once; never more than cores and free memory allow.
@@ -101,6 +102,7 @@ class CompilePool:
         self.cache = cache or Cache()
         self._timeout_s = timeout_s
         self._workers: list[_Worker] = []
+        self._closed = False
 
     def __enter__(self) -> CompilePool:
         return self
@@ -111,9 +113,10 @@ class CompilePool:
         self.close()
 
     def close(self) -> None:
-        """End the workers, whatever they are doing. The cache stays whole."""
-        while self._workers:
-            self._workers.pop().kill()
+        """End the workers, whatever they are doing, and for good: a `compile_many` in another thread raises."""
+        self._closed = True
+        for worker in tuple(self._workers):
+            worker.kill()
 
     def compile_many(
         self,
@@ -122,8 +125,13 @@ class CompilePool:
     ) -> list[CompiledKernel]:
         """The kernels of `pairs`, in their order. Pairs with one source are compiled once.
 
-        `on_done` is called with the index of a pair as soon as its kernel is there.
+        `on_done` is called with the index of a pair as soon as its kernel is there. To be called by one thread at
+        a time.
+
+        Raises:
+            RuntimeError: the pool is closed, or was while this ran.
         """
+        self._check_open()
         results: dict[int, CompiledKernel] = {}
 
         def finish(indices: Sequence[int], kernel: CompiledKernel) -> None:
@@ -149,13 +157,16 @@ class CompilePool:
                     askers.setdefault(task.key, []).extend(indices)
             self._run(tasks, lambda kernel: finish(askers[kernel.key], kernel))
         except BaseException:
-            self.close()  # an interrupt: nothing goes on in the background
+            # An interrupt, or an error of `on_done`: nothing goes on in the background.
+            while self._workers:
+                self._workers.pop().kill()
             raise
         return [results[index] for index in range(len(pairs))]
 
     def _run(self, tasks: dict[str, _Task], finish: Callable[[CompiledKernel], None]) -> None:
         waiting = deque(tasks.values())
         while waiting or any(worker.task for worker in self._workers):
+            self._check_open()
             while waiting and (worker := self._idle_worker()) is not None:
                 worker.give(waiting.popleft())
             busy = [worker for worker in self._workers if worker.task]
@@ -168,13 +179,17 @@ class CompilePool:
                     kernel = self._give_up(worker)
                 else:
                     continue
+                self._check_open()
                 if kernel is not None:
                     finish(kernel)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the compile pool is closed")
 
     def _idle_worker(self) -> _Worker | None:
         for worker in list(self._workers):
             if not worker.alive:
-                worker.kill()
                 self._workers.remove(worker)
             elif worker.task is None:
                 return worker
@@ -191,6 +206,7 @@ class CompilePool:
             # Before the kill, which lets those go on that wait for the lock.
             self.cache.put(worker.task.key, _entry(kernel))
         worker.kill()
+        worker.task = None
         return kernel
 
 
@@ -237,6 +253,7 @@ class _Worker:
             message: CompiledKernel | None = self.connection.recv()
         except (EOFError, OSError):
             self.kill()
+            self.task = None
             return _failure(task, "compile", f"the compiler process died with status {self._process.returncode}", 0.0)
         if message is None:
             self.compiling = True
@@ -246,10 +263,9 @@ class _Worker:
         return message
 
     def kill(self) -> None:
-        self.task = None
+        """End the process; the connection then reads as closed."""
         self._process.kill()
         self._process.wait()
-        self.connection.close()
 
 
 def _serve(descriptor: int, parent: int, cache_directory: str, timeout_s: float) -> None:

@@ -66,7 +66,7 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
             *("  " + line for line in loop(s, "first_tile + consumer * tile_step", "2 * tile_step")),
         ]
     else:
-        lines += ["  Ring ring{0, 0};", "", *("  " + line for line in loop(s))]
+        lines += ["  Ring ring{0, 0};", "", *("  " + line for line in loop(s, warps=True))]
     lines += ["    float accumulators[M64][TILE_N / 2];"]
     if pingpong:
         lines.append("    named_sync(my_turn, 256);")

@@ -61,12 +61,11 @@ def call(s: Schedule) -> list[str]:
     """Lines of the consumer that write its rows of the tile at (row, column)."""
     if not s.workspace:
         return _write(s)
-    cta = "tile * CLUSTER_M * CLUSTER_N + cluster_column * CLUSTER_M + cluster_row"
     return [
-        f"const int counter = ({cta}) * CONSUMERS + consumer;",
+        "const int cta = cluster_column * CLUSTER_M + cluster_row;",
+        "u32* const counter = workspace + (tile * CLUSTER_M * CLUSTER_N + cta) * CONSUMERS + consumer;",
         "const bool complete = unit_work.parts == 1 ||",
-        "    add_parts(accumulators, unit_work, slots, cluster_column * CLUSTER_M + cluster_row, workspace + counter, vote,",
-        "              consumer, thread);",
+        "    add_parts(accumulators, unit_work, slots, cta, counter, vote, consumer, thread);",
         "if (complete) {",
         *("  " + line for line in _write(s)),
         "}",
@@ -201,8 +200,8 @@ _ADD_SLOTS = """\
 // Keeps this part of a tile in its slot. The last part to arrive adds all of them, always in the same order; returns
 // whether this is it. Every counter is zero again afterwards.
 template <int COUNT>
-__device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& work, float4* slots, int cta, u32* counter,
-                                          u32 vote, int consumer, int thread) {
+__device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& work, float4* slots, int cta,
+                                          u32* counter, u32 vote, int consumer, int thread) {
   constexpr int VECTORS = M64 * COUNT / 4;  // of a thread
   const long long step = (long long)CLUSTER_M * CLUSTER_N * CONSUMERS * VECTORS * 128;  // from slot to slot
   float4* const mine = slots + ((long long)cta * CONSUMERS + consumer) * VECTORS * 128 + thread;
@@ -258,8 +257,8 @@ _ADD_ATOMIC = """\
 // Adds this part of a tile to the sum in the workspace. The last part to arrive takes the sum; returns whether this is
 // it. Every sum and counter is zero again afterwards.
 template <int COUNT>
-__device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& work, float4* slots, int cta, u32* counter,
-                                          u32 vote, int consumer, int thread) {
+__device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& work, float4* slots, int cta,
+                                          u32* counter, u32 vote, int consumer, int thread) {
   constexpr int VECTORS = M64 * COUNT / 4;  // of a thread
   const long long tile = (long long)work.tile * CLUSTER_M * CLUSTER_N + cta;
   float4* const sum = slots + (tile * CONSUMERS + consumer) * VECTORS * 128 + thread;
@@ -298,8 +297,8 @@ __device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& wo
 _STORE_DIRECT = """\
 // Each thread stores pairs of elements from its registers: rows thread/4 and thread/4 + 8 of its warp's 16.
 template <int COUNT>
-__device__ __forceinline__ void store_direct(const float (&d)[M64][COUNT], unsigned short* target, long long pitch, int row,
-                                             int column, int m, int n) {
+__device__ __forceinline__ void store_direct(const float (&d)[M64][COUNT], unsigned short* target, long long pitch,
+                                             int row, int column, int m, int n) {
   const int thread = threadIdx.x % 128;
   const int first = row + thread / 32 * 16 + thread % 32 / 4;
   const int pair = column + thread % 4 * 2;

@@ -93,7 +93,8 @@ __device__ __forceinline__ void store_peer(u32 target, float4 v, u32 barrier) {
 }
 __device__ __forceinline__ float4 load_shared(u32 source) {
   float4 v;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(source));
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(source));
   return v;
 }""",
     "tensor_map_prefetch": """\
@@ -120,7 +121,8 @@ __device__ __forceinline__ u32 load_word(u32 address) {
 // From L2: what another SM wrote is not looked for in this one's L1.
 __device__ __forceinline__ float4 load_global(const float4* source) {
   float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(source));
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(source));
   return v;
 }""",
     "add_global": """\
@@ -188,7 +190,8 @@ __device__ __forceinline__ void stmatrix_x4(u32 row, u32 r0, u32 r1, u32 r2, u32
                ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
 }}
 __device__ __forceinline__ void stmatrix_x2(u32 row, u32 r0, u32 r1) {{
-  asm volatile("stmatrix.sync.aligned.m8n8.x2{form}.shared.b16 [%0], {{%1, %2}};" ::"r"(row), "r"(r0), "r"(r1) : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x2{form}.shared.b16 [%0], {{%1, %2}};"
+               ::"r"(row), "r"(r0), "r"(r1) : "memory");
 }}"""
 
 
@@ -198,7 +201,7 @@ def tma_load_function(multicast: bool, hinted: bool) -> str:
     parameters = ["u32 target", "const TensorMap& map", "int column", "int row", "u32 barrier"]
     operands = "[%0], [%1, {%2, %3}], [%4]"
     inputs = ['"r"(target)', '"l"(&map)', '"r"(column)', '"r"(row)', '"r"(barrier)']
-    form = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    form = ".mbarrier::complete_tx::bytes"
     comment = "// Copies the box at (column, row) to shared memory; its bytes count on `barrier`."
     if multicast:
         comment += "\n// To the same place in every CTA of `mask`, on the same barrier of each."
@@ -213,10 +216,12 @@ def tma_load_function(multicast: bool, hinted: bool) -> str:
         inputs.append('"l"(policy)')
     return f"""\
 {comment}
-__device__ __forceinline__ void {name}({", ".join(parameters)}) {{
-  asm volatile("{form}"
-               " {operands};"
-               ::{", ".join(inputs)} : "memory");
+__device__ __forceinline__ void {name}({", ".join(parameters[:4])},
+{" " * 33}{", ".join(parameters[4:])}) {{
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile"
+               "{form} {operands};"
+               ::{", ".join(inputs[:4])},
+                 {", ".join(inputs[4:])} : "memory");
 }}"""
 
 
@@ -242,7 +247,7 @@ def wgmma_function(n: int, dtype: str, a_k_major: bool, b_k_major: bool) -> str:
     count = n // 2
     kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
     registers = _wrap([f"%{i}" for i in range(count)], "               \"", "\"\n", ", ")
-    bindings = _wrap([f'"+f"(d[{i}])' for i in range(count)], "                 ", "\n", ", ")
+    bindings = _wrap([f'"+f"(d[{i}])' for i in range(count)], "                 ", "\n", ", ", 6)
     return f"""\
 // d (+)= A[64, 16] x B[{n}, 16]^T; overwrites d when `accumulate` is 0.
 __device__ __forceinline__ void wgmma(float (&d)[{count}], u64 a, u64 b, int accumulate) {{
@@ -254,8 +259,8 @@ __device__ __forceinline__ void wgmma(float (&d)[{count}], u64 a, u64 b, int acc
 }}"""
 
 
-def _wrap(items: list[str], prefix: str, suffix: str, separator: str) -> str:
-    """The items joined, sixteen to a line, each line between `prefix` and `suffix`."""
-    rows = [separator.join(items[i : i + 16]) for i in range(0, len(items), 16)]
+def _wrap(items: list[str], prefix: str, suffix: str, separator: str, width: int = 16) -> str:
+    """The items joined, `width` to a line, each line between `prefix` and `suffix`."""
+    rows = [separator.join(items[i : i + width]) for i in range(0, len(items), width)]
     last = len(rows) - 1
     return "".join(prefix + row + (separator.rstrip() if i < last else "") + suffix for i, row in enumerate(rows))

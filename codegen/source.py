@@ -52,7 +52,7 @@ def _title(problem: Problem, s: Schedule) -> str:
     b = "B[n, k]^T" if problem.b_major == "k" else "B[k, n]"
     product = f"D[m, n] = {a} x {b}"
     if s.swap_ab:
-        product += ", computed as its transpose: below, A is B, m is n, and the other way round"
+        product += ", computed as its transpose: below, A is B and m is n"
     if s.arrangement == PINGPONG:
         roles = "two consumer warpgroups that own alternate tiles (ping-pong)"
     else:
@@ -62,7 +62,8 @@ def _title(problem: Problem, s: Schedule) -> str:
 //
 // {product}.
 // {problem.dtype} operands and result, fp32 accumulation, all row-major.
-// One producer warpgroup, whose first thread feeds a ring of {s.stages} stages by TMA, and {roles}."""
+// One producer warpgroup, whose first thread feeds a ring of {s.stages} stages by TMA,
+// and {roles}."""
 
 
 def _constants(problem: Problem, s: Schedule) -> str:
@@ -184,7 +185,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     if s.store == "tma":
         maps += [f"map_d{width}" for width in store_widths(s)]
     arguments = [f"const __grid_constant__ TensorMap {name}" for name in maps]
-    arguments.append("int m, int n, int k, int tiles_m, int tiles_n, int raster_n, int swizzle, int serpentine, int k_zigzag")
+    arguments += ["int m, int n, int k, int tiles_m, int tiles_n", "int raster_n, int swizzle, int serpentine, int k_zigzag"]
     identity = [
         "  constexpr int cluster_row = 0, cluster_column = 0;",
         "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",

@@ -69,13 +69,17 @@ def functions(s: Schedule) -> list[str]:
     return [TILE_POSITION, _WORK + (_STREAM_WORK if s.stream_k else _SPLIT_WORK)]
 
 
-def loop(s: Schedule, first: str = "first_tile", step: str = "tile_step") -> list[str]:
-    """The head of the loop over tiles, which defines `tile`, and `unit_work` and `k_blocks` where tiles are cut."""
+def loop(s: Schedule, first: str = "first_tile", step: str = "tile_step", warps: bool = False) -> list[str]:
+    """The head of the loop over tiles, which defines `tile`, and `unit_work` and `k_blocks` where tiles are cut.
+
+    `warps` tells that whole warps run it: the compiler is then told that all their lanes see the same `k_blocks`.
+    """
     if not s.workspace:
         return [f"for (int tile = {first}; tile < tiles; tile += {step}) {{"]
     return [
         "for (int unit = 0;; ++unit) {",
         "  const Work unit_work = work(unit, first_tile, tile_step, tiles, all_blocks);",
         "  if (unit_work.tile < 0) break;",
-        "  const int tile = unit_work.tile, k_blocks = unit_work.k_blocks;",
+        "  const int tile = unit_work.tile;",
+        f"  const int k_blocks = {'__shfl_sync(0xffffffff, unit_work.k_blocks, 0)' if warps else 'unit_work.k_blocks'};",
     ]

@@ -18,7 +18,7 @@ from typing import Any
 
 from .device import Device
 from .problem import Problem
-from .resources import max_accumulators, operand_tiles, register_splits, shared_memory, store_pieces
+from .resources import max_accumulators, operand_tiles, producer_extras, register_splits, shared_memory, store_pieces
 from .rules import (
     CLUSTERS,
     CONSUMERS,
@@ -117,7 +117,12 @@ def _staged(s: Schedule) -> Schedule:
 
 
 def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
-    return [False, True] if _fits(_staged(s), problem, device) else [False]
+    return [swap for swap in (False, True) if _fits(_smallest(_with(s, swap_ab=swap)), problem, device)]
+
+
+def _smallest(s: Schedule) -> Schedule:
+    """With the smallest epilogue that the choices so far allow."""
+    return _staged(s) if s.swap_ab or s.split_cluster else _with(s, store="direct")
 
 
 def _can_share_k(s: Schedule, device: Device) -> bool:
@@ -128,14 +133,24 @@ def _can_share_k(s: Schedule, device: Device) -> bool:
 def _stream_k(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     grid = tile_grid(problem, s)
     enough = grid.ctas * grid.k_blocks >= device.sm_count and grid.k_blocks * 2 * device.sm_count**2 < 2**32
-    return [False, True] if enough and s.producer_regs != 24 and _can_share_k(s, device) else [False]
+    streamed = _with(s, stream_k=True, reduction="slots")
+    possible = enough and _producer_fits(streamed) and _can_share_k(s, device)
+    return [False, True] if possible and _fits(_smallest(streamed), problem, device) else [False]
+
+
+def _producer_fits(s: Schedule) -> bool:
+    return s.producer_regs != 24 or not producer_extras(s)
 
 
 def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     if s.stream_k or not _can_share_k(s, device):
         return [1]
     k_blocks = tile_grid(problem, s).k_blocks
-    return [k for k in SPLIT_K if k <= k_blocks]
+    return [k for k in SPLIT_K if k <= k_blocks and (k == 1 or _reductions(_with(s, split_k=k), problem, device))]
+
+
+def _reductions(s: Schedule, problem: Problem, device: Device) -> list[str]:
+    return [r for r in REDUCTIONS if _fits(_smallest(_with(s, reduction=r)), problem, device)]
 
 
 def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
@@ -143,7 +158,7 @@ def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
         return ["slots"]
     if s.split_k == 1:
         return ["cluster"]
-    return [r for r in REDUCTIONS if r != "cluster" or _fits(_staged(s), problem, device)]
+    return _reductions(s, problem, device)
 
 
 def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
@@ -153,7 +168,9 @@ def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
     return [
         (m, n)
         for m, n in CLUSTERS
-        if rows.slab_rows % (MULTICAST_ROWS * n) == 0 and columns.slab_rows % (MULTICAST_ROWS * m) == 0
+        if rows.slab_rows % (MULTICAST_ROWS * n) == 0
+        and columns.slab_rows % (MULTICAST_ROWS * m) == 0
+        and _producer_fits(_with(s, cluster_m=m, cluster_n=n))
     ]
 
 
@@ -211,8 +228,10 @@ DIMENSIONS: Mapping[str, _Domain] = {
     "cluster_n": lambda s, p, d: sorted(n for m, n in _clusters(s, p) if m == s.cluster_m),
     "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
     "mma_in_flight": lambda s, p, d: MMA_IN_FLIGHT,
-    "evict_first": lambda s, p, d: EVICT_FIRST,
-    "dependent_launch": lambda s, p, d: DEPENDENT_LAUNCH[p.overlap],
+    "evict_first": lambda s, p, d: [e for e in EVICT_FIRST if _producer_fits(_with(s, evict_first=e))],
+    "dependent_launch": lambda s, p, d: [
+        launch for launch in DEPENDENT_LAUNCH[p.overlap] if _producer_fits(_with(s, dependent_launch=launch))
+    ],
     "persistent": lambda s, p, d: _persistent(s),
     "ctas": _ctas,
     "raster": _raster,

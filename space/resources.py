@@ -126,6 +126,21 @@ def register_splits(consumers: int) -> tuple[tuple[int, int], ...]:
     }[consumers]
 
 
+def producer_extras(schedule: Schedule) -> list[str]:
+    """What makes the producer need more than 24 registers, found by compiling the space: a walk over shares of
+    k-blocks, peers for both operands, or peers for one together with one of the others."""
+    if schedule.stream_k:
+        return ["stream_k"]
+    if schedule.cluster_m > 1 and schedule.cluster_n > 1:
+        return ["a cluster along both axes"]
+    extras = {
+        "evict_first": bool(schedule.evict_first),
+        "dependent_launch": bool(schedule.dependent_launch),
+        "a workspace": schedule.workspace,
+    }
+    return [name for name, used in extras.items() if used and schedule.multicast]
+
+
 def consumer_registers(schedule: Schedule, registers_per_sm: int) -> int:
     """Registers a consumer thread may use."""
     return schedule.consumer_regs or launch_registers(schedule.threads, registers_per_sm)

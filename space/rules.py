@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from .device import Device
 from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, Problem
-from .resources import max_accumulators, operand_tiles, register_splits, shared_memory, store_pieces
+from .resources import max_accumulators, operand_tiles, producer_extras, register_splits, shared_memory, store_pieces
 from .schedule import COOPERATIVE, PINGPONG, Schedule
 from .tiles import tile_grid
 
@@ -118,6 +118,8 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield f"registers {s.producer_regs}-{s.consumer_regs} for {s.consumers} consumers: valid are {words}"
     elif s.accumulators > (most := max_accumulators(s, device.registers_per_sm)):
         yield f"{s.accumulators} accumulator registers a thread: valid is at most {most} with this register split"
+    if s.producer_regs == 24 and (extras := producer_extras(s)):
+        yield f"24 registers for a producer with {' and '.join(extras)}: valid are 0 or 40, 24 would spill"
     if s.ctas:
         resident = device.sm_count * ctas_per_sm(problem, s, device)
         if not s.persistent:
@@ -162,8 +164,6 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
             yield f"split_k {s.split_k} with stream_k: valid is 1, stream-K cuts tiles itself"
         if s.reduction != "slots":
             yield f"reduction {s.reduction} with stream_k: valid is slots"
-        if s.producer_regs == 24:
-            yield "stream_k with 24 registers for the producer, which spills: valid are 0 or 40 and more"
         if not s.persistent:
             yield "stream_k without persistence: valid is a persistent kernel"
         if grid.k_blocks * 2 * device.sm_count**2 >= 2**32:

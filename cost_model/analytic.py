@@ -1,0 +1,325 @@
+"""How long a schedule takes, by arithmetic: tensor cores, operand ring, L2, DRAM, power, waves and fixed costs.
+
+The model ranks schedules before anything is compiled, and its terms are features of the learned ranker. It is
+pure Python on scalars (about 10 us a schedule), so that a query can call it without numpy.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, Protocol
+
+from ..space import (
+    DTYPE_BYTES,
+    OUT_DTYPE_BYTES,
+    PINGPONG,
+    Device,
+    Problem,
+    Schedule,
+    TileGrid,
+    ceil_div,
+    kernel_extents,
+    store_pieces,
+    tile_grid,
+)
+
+WGMMA_K_BYTES = 32
+"""Bytes of K that one wgmma consumes of each row (k16 of 16-bit elements)."""
+
+GPC_SMS = (16, 16, 16, 16, 16, 16, 18, 18)
+"""SMs of each GPC: 16 or 18, 132 in all (H100 SXM and H200; which GPCs have more differs from card to card)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What the arithmetic needs beside a device's data sheet. Times in ns, rates in bytes/ns, cycles of the SM clock.
+
+    Each was chosen so that the model agrees with kernels measured on one H200; `fit` refines them from a journal.
+    """
+
+    smem_bytes_per_cycle: float = 128.0
+    """wgmma reads both operands from shared memory: m64n64 is the narrowest at full rate (arXiv:2402.13499)."""
+    drain_cycles: float = 250.0
+    """From the last wgmma of a k-block to the first of the next when all are awaited: ping-pong with nothing in
+    flight is 25 to 40 % slower than with one group in flight."""
+    overlap_cycles: float = 25.0
+    """The same with one group left in flight."""
+    handover_cycles: float = 24.0
+    """Lost per k-block by consumers that share a tile: k-blocks of 128 gain 1.5 to 3 % over 64."""
+    latency_ns: float = 950.0
+    """From freeing a stage to its next contents under load: decode with 2, 3, 4 stages takes 0.93, 0.52, 0.41 us
+    a k-block."""
+    least_stages: float = 0.5
+    """What is in flight when no stage is free during the products (two stages, one group in flight)."""
+    intake_bytes_per_ns: float = 105.0
+    """Most that one SM takes in (52 to 60 bytes a clock in decode with 128 rows)."""
+    l2_bytes_per_ns: float = 14000.0
+    """L2 reads of all SMs: tiles of 128x128 lose about 2 % to it."""
+    l2_share: float = 0.5
+    """Part of the L2 in which operands are found again: the two partitions may both hold a line."""
+    crowding: float = 0.06
+    """Slow-down of memory-bound work when the ring fills shared memory instead of holding `enough_bytes`."""
+    enough_bytes: float = 120e3
+    """Bytes in flight per SM that saturate DRAM (4 to 6 stages of 80 rows x 128)."""
+    epilogue_cycles: float = 600.0
+    element_cycles: float = 14.0
+    """Epilogue of a tile: fixed, and for each element a thread holds. Together 2400 cycles for 128x256 over two
+    consumers, from cooperative against ping-pong kernels at K = 512."""
+    direct_element_cycles: float = 24.0
+    """The same with stores straight from registers, whose rows are not coalesced (a guess)."""
+    piece_cycles: float = 40.0
+    """For each chunk of the epilogue; its buffer is waited for when it is the only one (a guess)."""
+    turn_cycles: float = 120.0
+    """Passing the tensor cores from one ping-pong warpgroup to the other."""
+    launch_ns: float = 1500.0
+    """Launch, barriers, tensor maps and the last store: with a ring to fill, decode takes 3.1 to 3.6 us more than
+    its bytes."""
+    cluster_launch_ns: float = 300.0
+    reduce_ns: float = 1000.0
+    reduce_bytes_per_ns: float = 60.0
+    """Adding the parts of a split K through distributed shared memory: fixed, and for the fp32 sums an SM sends
+    (2 to 3 us for 128 rows, under 1 us for 16)."""
+    workspace_ns: float = 500.0
+    """What is added when the parts meet in device memory instead (0.3 to 0.7 us)."""
+    stream_ns: float = 1500.0
+    """What is added when stream-K cuts tiles unevenly (1.5 to 3 us)."""
+    unhinted: float = 0.02
+    """Slow-down of memory-bound work whose streamed operand does not leave L2 first (1 to 5 %)."""
+    wait_saves_ns: float = 400.0
+    weights_save_ns: float = 900.0
+    """What a dependent launch saves by starting early, and by loading weights early (0.75 to 1.65 us at 16 rows)."""
+    cta_ns: float = 500.0
+    """Starting one CTA after another where a kernel is not persistent."""
+    flop_pj: float = 0.65
+    dram_pj: float = 35.0
+    l2_pj: float = 3.0
+    fill_pj: float = 5.0
+    """Energy of a FLOP, and of a byte from DRAM, from L2 and into shared memory: 1 pJ a FLOP in all and at 700 W,
+    of which 150 W are static; re-reading 1 GB at 8192^3 costs 4 %."""
+    full_load_w: float = 560.0
+    """Power above the static part at which the clock is lowest."""
+    clock_drop_mhz: float = 640.0
+    """By which that load lowers the clock: 1980 to 1340 MHz at 8192^3; 1509 at 2048^3, 1840 in decode."""
+    sharpness: float = 8.0
+    """Exponent that joins limits: infinite for a roofline, smaller where limits that are close add up."""
+
+
+H200_CONSTANTS = Constants()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The parts of an estimate, in microseconds, and what they were made from."""
+
+    total_us: float
+    tensor_us: float
+    """Tensor cores alone, at the clock the power leaves, whole waves."""
+    ring_us: float
+    """Latency of the ring over its stages."""
+    intake_us: float
+    l2_us: float
+    dram_us: float
+    epilogue_us: float
+    """Epilogues that no product hides."""
+    fixed_us: float
+    clock_mhz: float
+    waves: float
+    rounds: int
+    """Tiles of the busiest CTA."""
+    traffic: float
+    """Bytes through DRAM."""
+
+
+def estimate_us(problem: Problem, schedule: Schedule, device: Device, constants: Constants = H200_CONSTANTS) -> float:
+    """Expected time of one call in microseconds, sustained. The schedule must be valid for the problem."""
+    return analyse(problem, schedule, device, constants).total_us
+
+
+def floor_us(problem: Problem, device: Device, constants: Constants = H200_CONSTANTS) -> float:
+    """What no schedule goes below: the product at the sustained clock, its bytes, and a launch. In microseconds."""
+    per_clock = device.tensor_flops_per_clock_per_sm * device.sm_count * 2 / DTYPE_BYTES[problem.dtype]
+    tensor = problem.flops / per_clock / (device.max_clock_mhz - constants.clock_drop_mhz)
+    return max(tensor, problem.bytes / device.dram_bytes_per_s * 1e6) + constants.launch_ns / 1e3
+
+
+def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_CONSTANTS) -> Terms:
+    """The estimate and its parts."""
+    element = DTYPE_BYTES[problem.dtype]
+    rows, columns = kernel_extents(problem, s)
+    grid = tile_grid(problem, s)
+    k_blocks = ceil_div(grid.k_blocks, s.split_k)
+    resident = resident_clusters(s, device)
+    units = grid.clusters * grid.parts
+    rounds = ceil_div(units, resident)
+    # Stream-K gives every CTA the same share of what does not fill a wave.
+    serial_units = max(1.0, units / resident) if s.stream_k else float(rounds)
+    running = min(units, resident) * s.cluster_size
+
+    # One k-block of one CTA. Rows outside the matrix are filled with zeros and not fetched.
+    a_bytes = min(s.tile_m, rows) * s.tile_k * element
+    b_bytes = min(s.tile_n, columns) * s.tile_k * element
+    l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
+    block = _tensor_cycles(s, device, element, c)
+    issue = _issue_cycles(s, block, c)
+    epilogue = _epilogue_cycles(s, c)
+    free = max(c.least_stages, s.stages - 1 - s.mma_in_flight)
+    ring_ns = c.latency_ns / free
+    intake_ns = (a_bytes + b_bytes) / c.intake_bytes_per_ns
+    l2_ns = running * l2_block / c.l2_bytes_per_ns
+    feed_ns = _join(c.sharpness, ring_ns, intake_ns, l2_ns)
+
+    traffic = dram_traffic(problem, s, grid, resident, device, c)
+    crowd = (a_bytes + b_bytes) * s.stages - c.enough_bytes
+    dram_ns = traffic / device.dram_bytes_per_s * 1e9
+    dram_ns *= 1 + c.crowding * max(0.0, crowd) / (device.smem_per_cta - c.enough_bytes)
+    if grid.m == 1 or grid.n == 1:
+        # One operand is read only once: the one whose axis has the many tiles.
+        once = "a" if (grid.n == 1) != s.swap_ab else "b"
+        dram_ns *= 1 + c.unhinted * (s.evict_first != once)
+    fixed_ns = c.launch_ns + c.latency_ns + (c.cluster_launch_ns if s.cluster_size > 1 else 0.0)
+    part_ns = 0.0
+    if s.split_k > 1 or s.stream_k:
+        part_ns = s.tile_m * s.tile_n * 4 * (1 - 1 / max(2, s.split_k)) / c.reduce_bytes_per_ns
+        fixed_ns += c.reduce_ns + (c.workspace_ns if s.workspace else 0.0) + (c.stream_ns if s.stream_k else 0.0)
+        fixed_ns += part_ns
+    if s.dependent_launch:
+        fixed_ns -= c.weights_save_ns if s.dependent_launch == "weights" else c.wait_saves_ns
+    restart_ns = 0.0 if s.persistent else (rounds - 1) * (c.latency_ns + c.cta_ns)
+
+    def total_ns(mhz: float) -> float:
+        main = k_blocks * _join(c.sharpness, issue * 1e3 / mhz, feed_ns)
+        end = epilogue * 1e3 / mhz
+        if s.arrangement == PINGPONG and s.persistent:
+            turn = c.turn_cycles * 1e3 / mhz
+            busy = serial_units * max(main + turn, (main + end) / 2) + end
+        else:
+            busy = serial_units * (main + end) + (serial_units - 1) * part_ns
+        return _join(c.sharpness, busy + restart_ns, dram_ns) + fixed_ns
+
+    blocks = grid.ctas * k_blocks
+    energy_pj = (
+        c.flop_pj * problem.flops
+        + c.dram_pj * traffic
+        + blocks * (c.l2_pj * l2_block + c.fill_pj * (a_bytes + b_bytes))
+    )
+    # The power at the lowest clock tells kernels apart without solving for the clock at which it is drawn.
+    watts = energy_pj / total_ns(device.max_clock_mhz - c.clock_drop_mhz) / 1e3
+    clock = device.max_clock_mhz - c.clock_drop_mhz * min(1.0, watts / c.full_load_w)
+    serial = serial_units * k_blocks / 1e3
+    hidden = s.arrangement == PINGPONG and s.persistent
+    return Terms(
+        total_us=total_ns(clock) / 1e3,
+        tensor_us=serial * block * 1e3 / clock,
+        ring_us=serial * ring_ns,
+        intake_us=serial * intake_ns,
+        l2_us=serial * l2_ns,
+        dram_us=dram_ns / 1e3,
+        epilogue_us=(1 if hidden else serial_units) * epilogue / clock,
+        fixed_us=(fixed_ns + restart_ns) / 1e3,
+        clock_mhz=clock,
+        waves=units / resident,
+        rounds=rounds,
+        traffic=traffic,
+    )
+
+
+def resident_clusters(s: Schedule, device: Device) -> int:
+    """Clusters of a schedule that run at once."""
+    clusters = clusters_at_once(s.cluster_size, device)
+    return max(1, min(clusters, s.ctas // s.cluster_size)) if s.persistent and s.ctas else clusters
+
+
+@functools.cache
+def clusters_at_once(size: int, device: Device) -> int:
+    """Clusters of `size` CTAs that the device holds: each inside one GPC, so that larger ones leave SMs idle."""
+    return max(1, sum(sms // size for sms in GPC_SMS) * device.sm_count // sum(GPC_SMS))
+
+
+def _tensor_cycles(s: Schedule, device: Device, element: int, c: Constants) -> float:
+    """Cycles that one k-block keeps the tensor cores of an SM busy."""
+    flops = 64 * s.tile_n * (WGMMA_K_BYTES // element) * 2
+    tensor = flops / (device.tensor_flops_per_clock_per_sm * 2 / element)
+    shared = (64 + s.tile_n) * WGMMA_K_BYTES / c.smem_bytes_per_cycle
+    return s.tile_m // 64 * (s.tile_k * element // WGMMA_K_BYTES) * max(tensor, shared)
+
+
+def _issue_cycles(s: Schedule, block: float, c: Constants) -> float:
+    """Cycles of one k-block as the consumers issue it: the tensor cores, or one warpgroup's own chain of waits."""
+    drain = c.overlap_cycles if s.mma_in_flight else c.drain_cycles
+    if s.arrangement == PINGPONG:
+        return block + drain
+    return max(block + c.handover_cycles * (s.consumers - 1), block / s.consumers + drain)
+
+
+def _epilogue_cycles(s: Schedule, c: Constants) -> float:
+    elements = s.tile_m * s.tile_n / (128 * s.warpgroups_per_tile)
+    if s.store == "direct":
+        return c.epilogue_cycles + c.direct_element_cycles * elements
+    pieces = len(store_pieces(s.tile_n, s.epilogue_n)) * s.m64_per_warpgroup
+    waits = 4 if s.epilogue_buffers == 1 else 1
+    return c.epilogue_cycles + c.element_cycles * elements + c.piece_cycles * waits * pieces
+
+
+def dram_traffic(
+    problem: Problem, s: Schedule, grid: TileGrid, resident: int, device: Device, c: Constants = H200_CONSTANTS
+) -> float:
+    """Bytes through DRAM: each operand as often as the walk over the tiles finds it gone from L2, and D once.
+
+    Inside a band the operand along the raster axis is a panel that stays; the other is streamed once a band.
+    """
+    element = DTYPE_BYTES[problem.dtype]
+    rows, columns = kernel_extents(problem, s)
+    a, b = rows * problem.k * element, columns * problem.k * element
+    fast, slow, fast_tiles = (a, b, grid.m) if s.raster == "m" else (b, a, grid.n)
+    bands = ceil_div(fast_tiles, s.swizzle)
+    waves = max(1.0, grid.clusters / resident)
+    cache = c.l2_share * device.l2_bytes
+    panel = fast / bands
+    lost_panel = min(1.0, max(0.0, panel / cache - 1))
+    lost_slow = max(0.0, 1 - cache / slow) if s.serpentine else min(1.0, max(0.0, (slow + panel) / cache - 1))
+    again_slow = min(bands, waves) - 1
+    again_fast = max(0.0, waves / bands - 1)
+    output = problem.m * problem.n * OUT_DTYPE_BYTES[problem.out_dtype]
+    return fast * (1 + again_fast * lost_panel) + slow * (1 + again_slow * lost_slow) + output
+
+
+def _join(sharpness: float, a: float, b: float, c: float = 0.0) -> float:
+    """The largest of the limits, a little more where others are close to it."""
+    most = max(a, b, c)
+    total = (a / most) ** sharpness + (b / most) ** sharpness + (c / most) ** sharpness
+    return float(most * total ** (1 / sharpness))
+
+
+class Timed(Protocol):
+    """A measured time, such as a journal's measure."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def median_us(self) -> float | None: ...
+
+
+def fit(measures: Sequence[Timed], device: Device, start: Constants = H200_CONSTANTS) -> Constants:
+    """The constants that agree best with measured times, each kept within a factor of four of `start`.
+
+    Least squares on the logarithm of the ratio, with a loss that outliers do not dominate (scipy).
+    """
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    timed = [(m.problem, m.schedule, math.log(m.median_us)) for m in measures if m.median_us is not None]
+    first = np.array(astuple(start))
+
+    def residuals(logs: Any) -> list[float]:
+        constants = Constants(*(first * np.exp(logs)).tolist())
+        return [math.log(estimate_us(problem, s, device, constants)) - time for problem, s, time in timed]
+
+    bound = math.log(4)
+    origin = np.zeros(len(fields(Constants)))
+    found = least_squares(residuals, origin, bounds=(-bound, bound), loss="soft_l1", f_scale=0.1)
+    return Constants(*(first * np.exp(found.x)).tolist())

@@ -1,0 +1,84 @@
+"""One number by which measured schedules of a problem compare: smaller is better, all by the same yardstick."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from ..space import Problem, Schedule
+
+POWER_LIMITED_MHZ = 1700.0
+"""Below this effective clock power holds an H200 back; cycles then scatter ten times less than times."""
+
+CYCLES = "ratio_cycles"
+TIME = "ratio_to_ref"
+MICROSECONDS = "median_us"
+
+
+class Measured(Protocol):
+    """A journal's measure."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def median_us(self) -> float | None: ...
+    @property
+    def ratio_to_ref(self) -> float | None: ...
+    @property
+    def ratio_cycles(self) -> float | None: ...
+    @property
+    def raw(self) -> Mapping[str, Any]: ...
+
+
+def yardstick(measures: Iterable[Measured]) -> str:
+    """What to compare the measures of one problem by: the name of the attribute that every correct one has.
+
+    Ratios to a reference that ran in the same rounds agree from run to run better than times do; of cycles
+    where power limits the clock.
+    """
+    correct = [m for m in measures if m.status == "correct"]
+    limited = sum(_power_limited(m) for m in correct) * 2 > len(correct)
+    for name in (CYCLES, TIME) if limited else (TIME,):
+        if correct and all(getattr(m, name) is not None for m in correct):
+            return name
+    return MICROSECONDS
+
+
+def cost(measure: Measured, stick: str) -> float | None:
+    """The cost of one measure by a yardstick; None when it has none."""
+    value = getattr(measure, stick)
+    if measure.status != "correct" or value is None:
+        return None
+    return float(value if stick == MICROSECONDS else 1 / value)
+
+
+def costs(measures: Sequence[Measured]) -> dict[Schedule, float]:
+    """The cost of every correct schedule of one problem, the median where one was measured several times."""
+    stick = yardstick(measures)
+    found: dict[Schedule, list[float]] = {}
+    for measure in measures:
+        value = cost(measure, stick)
+        if value is not None:
+            found.setdefault(measure.schedule, []).append(value)
+    return {schedule: statistics.median(values) for schedule, values in found.items()}
+
+
+def by_problem(measures: Iterable[Measured]) -> dict[Problem, list[Measured]]:
+    """The measures of each problem, in order."""
+    groups: dict[Problem, list[Measured]] = {}
+    for measure in measures:
+        groups.setdefault(measure.problem, []).append(measure)
+    return groups
+
+
+def _power_limited(measure: Measured) -> bool:
+    flag = measure.raw.get("power_limited")
+    if isinstance(flag, bool):
+        return flag
+    clock = measure.raw.get("clock_mhz")
+    return isinstance(clock, int | float) and 0 < clock < POWER_LIMITED_MHZ

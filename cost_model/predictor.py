@@ -1,0 +1,96 @@
+"""The ranker without scikit-learn: its trees from plain JSON, evaluated in pure Python for queries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..space import BadInput, Device, Problem, Schedule
+from .analytic import Constants, Terms, analyse, floor_us
+from .features import FEATURES, features
+
+PREDICTOR_VERSION = 1
+
+HOPELESS = 1.3
+"""Schedules that the analytic model puts this far behind its best are ranked by it alone."""
+
+LEAF = -1
+
+Node = tuple[int, float, int, int]
+"""(feature, threshold, left, right): left when the feature is at most the threshold. At a leaf the feature is
+`LEAF` and the threshold is the leaf's value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """An ensemble of boosted trees that corrects the logarithm of the analytic estimate."""
+
+    members: tuple[tuple[float, tuple[tuple[Node, ...], ...]], ...]
+    """Each: a first guess, and the trees that are added to it."""
+    bias: float
+    """Logarithm of measured over corrected time on the typical training problem."""
+    constants: Constants
+    """Those of the analytic model when the ranker was trained."""
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Predictor:
+        """The inverse of `Ranker.to_json`.
+
+        Raises:
+            BadInput: the object is of another version or with other features, or is not such an object.
+        """
+        try:
+            if obj["version"] != PREDICTOR_VERSION or tuple(obj["features"]) != FEATURES:
+                raise BadInput(
+                    f"predictor of version {obj['version']} with {len(obj['features'])} features:"
+                    f" valid is version {PREDICTOR_VERSION} with the {len(FEATURES)} features of this tileseek"
+                )
+            members = tuple(
+                (float(member["first"]), tuple(tuple(_node(node) for node in tree) for tree in member["trees"]))
+                for member in obj["members"]
+            )
+            return cls(members, float(obj["bias"]), Constants(**obj["constants"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput(f"predictor cannot be read: {error!r}") from error
+
+    def score(self, problem: Problem, schedule: Schedule, device: Device) -> float:
+        """Logarithm of the expected time up to a constant of the problem: smaller is better."""
+        floor = floor_us(problem, device, self.constants)
+        return self._score(problem, schedule, device, analyse(problem, schedule, device, self.constants), floor)
+
+    def _score(self, problem: Problem, schedule: Schedule, device: Device, terms: Terms, floor: float) -> float:
+        x = features(problem, schedule, device, terms, floor)
+        total = 0.0
+        for member, trees in self.members:
+            for tree in trees:
+                feature, threshold, left, right = tree[0]
+                while feature != LEAF:
+                    feature, threshold, left, right = tree[left if x[feature] <= threshold else right]
+                member += threshold
+            total += member
+        return math.log(terms.total_us) + total / len(self.members)
+
+    def expected_us(self, problem: Problem, schedule: Schedule, device: Device) -> float:
+        """Expected time of one call in microseconds."""
+        return math.exp(self.score(problem, schedule, device) + self.bias)
+
+    def rank(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[Schedule]:
+        """The schedules, which must be valid, best first."""
+        floor = floor_us(problem, device, self.constants)
+        terms = {s: analyse(problem, s, device, self.constants) for s in schedules}
+        limit = HOPELESS * min((t.total_us for t in terms.values()), default=0.0)
+
+        def order(s: Schedule) -> tuple[bool, float, Schedule]:
+            hopeless = terms[s].total_us > limit
+            return hopeless, terms[s].total_us if hopeless else self._score(problem, s, device, terms[s], floor), s
+
+        return sorted(terms, key=order)
+
+
+def _node(node: Sequence[Any]) -> Node:
+    feature, threshold, left, right = node
+    return int(feature), float(threshold), int(left), int(right)

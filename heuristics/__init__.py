@@ -1,0 +1,1 @@
+"""From measurements to answers: journals, tables, queries, exports, reports. Standard library only."""

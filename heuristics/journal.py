@@ -1,0 +1,227 @@
+"""The journal: append-only JSON lines of everything measured. Tables, models and reports are derived from it.
+
+One writer a file. A line is one object with `v` (format version) and `kind`:
+
+- `env`: the facts of a machine and its software under the key `env`, which measures refer to;
+- `measure`: one schedule measured on one problem under one policy;
+- `compile`: a schedule that did not become an accepted kernel, with the reason.
+
+What cannot be read is never an error: a line cut off by a crash, damaged, or written by a newer version is
+skipped and counted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..space import BadInput, Problem, Schedule
+
+JOURNAL_VERSION = 1
+"""Lines with a larger `v` come from a newer tileseek and are skipped."""
+
+
+class Journal:
+    """Appends lines to the file at `path`, which is made (with its folder) when missing.
+
+    Each line is one write in append mode, so that a crash can cut off the last line and nothing else. A file
+    that a crash left without its final newline gets it before the next line. With `sync` a line is on the
+    disk, and not only with the operating system, when `append` returns.
+
+    Raises:
+        BadInput: the file cannot be opened for writing.
+    """
+
+    def __init__(self, path: str | Path, sync: bool = False) -> None:
+        self.path = Path(path)
+        self._sync = sync
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise BadInput(f"cannot write the journal {path}: {error.strerror}") from error
+        size = os.fstat(self._file).st_size
+        self._cut_off = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Write one object; `v` is added. Numbers that JSON does not have (nan, inf) become null.
+
+        Raises:
+            OSError: the write failed, for example because the disk is full.
+        """
+        data = f"{_dumps({'v': JOURNAL_VERSION, **line})}\n".encode()
+        if self._cut_off:
+            data = b"\n" + data
+        self._cut_off = True
+        while data:
+            data = data[os.write(self._file, data) :]
+        self._cut_off = False
+        if self._sync:
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file; the journal takes no more lines."""
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One measurement. Ratios are the other's time (or cycles) over ours, paired in rounds: above 1 we are faster.
+
+    `median_us` is the time of one call in microseconds and `times_us` that of each round; a candidate that did
+    not finish has neither. A ratio that was not measured is None.
+    """
+
+    problem: Problem
+    schedule: Schedule
+    status: str
+    median_us: float | None
+    times_us: tuple[float, ...]
+    ratio_to_ref: float | None
+    """Time of the cuBLAS default over ours."""
+    ratio_to_best: float | None
+    """Time of the best cuBLASLt algorithm over ours."""
+    ratio_cycles: float | None
+    """Cycles of the cuBLAS default over ours."""
+    env: str
+    policy: str
+    raw: Mapping[str, Any]
+    """The whole line."""
+
+
+@dataclass(slots=True)
+class JournalContents:
+    """What journals hold: lines in the order they were read."""
+
+    measures: list[Measure] = field(default_factory=list)
+    compiles: list[Measure] = field(default_factory=list)
+    """Candidates that did not become a kernel: status `compile`, `audit` or `timeout`, and no times."""
+    envs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    skipped: int = 0
+    """Lines that were cut off, damaged or newer than this version."""
+
+
+def read_journal(paths: str | Path | Iterable[str | Path]) -> JournalContents:
+    """Read one journal or several, `*.jsonl` or packed `*.jsonl.gz`.
+
+    Raises:
+        BadInput: a file does not exist or cannot be opened.
+    """
+    contents = JournalContents()
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        for line in _lines(Path(path)):
+            if line is None or (line.strip() and not _take(line, contents)):
+                contents.skipped += 1
+    return contents
+
+
+def measure_from_json(obj: Mapping[str, Any]) -> Measure:
+    """The measure of a line of kind `measure` or `compile`.
+
+    Raises:
+        BadInput, KeyError, TypeError, ValueError: the object is not such a line.
+    """
+    measure = Measure(
+        problem=Problem.from_json(obj["problem"]),
+        schedule=Schedule.from_json(obj["schedule"]),
+        status=_word(obj["status"]),
+        median_us=_positive(obj.get("median_us")),
+        times_us=tuple(float(time) for time in obj.get("times_us") or ()),
+        ratio_to_ref=_positive(obj.get("ratio_to_ref")),
+        ratio_to_best=_positive(obj.get("ratio_to_best")),
+        ratio_cycles=_positive(obj.get("ratio_cycles")),
+        env=_word(obj.get("env", "")),
+        policy=_word(obj.get("policy", "")),
+        raw=obj,
+    )
+    if measure.status == "correct" and measure.median_us is None:
+        raise ValueError("a correct measure has a time")
+    return measure
+
+
+def pack_journal(source: str | Path, target: str | Path) -> None:
+    """Compress a journal for keeping: the same lines give the same bytes.
+
+    Raises:
+        BadInput: a file cannot be read or written.
+    """
+    try:
+        Path(target).write_bytes(gzip.compress(Path(source).read_bytes(), compresslevel=9, mtime=0))
+    except OSError as error:
+        raise BadInput(f"cannot pack the journal {source} into {target}: {error.strerror}") from error
+
+
+def _lines(path: Path) -> Iterator[bytes | None]:
+    """The lines of a file; None stands for a rest that cannot be unpacked."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from file
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        yield None
+    except OSError as error:
+        raise BadInput(f"cannot read the journal {path}: {error.strerror}") from error
+
+
+def _take(line: bytes, contents: JournalContents) -> bool:
+    """Add a line to `contents`; False when it cannot be used."""
+    try:
+        obj = json.loads(line)
+        if obj["v"] > JOURNAL_VERSION:
+            return False
+        kind = obj["kind"]
+        if kind == "env":
+            contents.envs[_word(obj["env"])] = {k: v for k, v in obj.items() if k not in ("v", "kind", "env")}
+        elif kind == "measure":
+            contents.measures.append(measure_from_json(obj))
+        elif kind == "compile":
+            contents.compiles.append(measure_from_json(obj))
+        else:
+            return False
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+    return True
+
+
+def _word(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a word")
+    return value
+
+
+def _positive(value: Any) -> float | None:
+    """A time or a ratio; None for what a candidate that failed has in its place."""
+    number = float(value or 0)
+    return number if 0 < number < math.inf else None
+
+
+def _dumps(value: object) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

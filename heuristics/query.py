@@ -1,0 +1,154 @@
+"""The query: a table and a problem give the schedule to run, where it comes from, and what its launch needs."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..cost_model.analytic import estimate_us
+from ..space import BadInput, Device, Problem, Schedule, ctas_per_sm, unsupported, violations
+from .table import Table
+
+if TYPE_CHECKING:
+    from ..cost_model.predictor import Predictor
+
+EXACT = "exact"
+MODEL = "model"
+NEAREST = "nearest"
+ANALYTIC = "analytic"
+
+_MOST_CHOICES = 65536
+"""Answers a table remembers before it starts afresh."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a launch takes: CTAs (one-dimensional, an upper bound where the device holds fewer clusters at once),
+    threads of a CTA, CTAs of a cluster, bytes of dynamic shared memory, bytes of zeroed device memory."""
+
+    grid: int
+    block: int
+    cluster: int
+    smem: int
+    workspace: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The answer to a query. The schedule is valid for the problem that was asked."""
+
+    problem: Problem
+    device: Device
+    schedule: Schedule
+    provenance: str
+    """`exact`: tuned for this problem on this device class; `model`: ranked first by the predictor among the
+    table's schedules; `nearest`: tuned for the nearest problem; `analytic`: by the analytic model alone."""
+    expected_us: float
+    """Microseconds a call: measured when `exact`, an estimate otherwise."""
+    origin: Problem | None
+    """The tuned problem that the schedule was taken from (`exact` and `nearest`)."""
+
+    @property
+    def launch(self) -> Launch:
+        """What its launch takes."""
+        from ..codegen.plan import launch_plan
+
+        plan = launch_plan(self.problem, self.schedule)
+        resident = self.device.sm_count * ctas_per_sm(self.problem, self.schedule, self.device)
+        grid = plan.grid(resident // plan.cluster)
+        return Launch(grid, plan.block, plan.cluster, plan.smem_bytes, plan.workspace_bytes(grid))
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of zeroed device memory that the launch needs; it leaves them zero."""
+        return self.launch.workspace
+
+
+def best_schedule(problem: Problem, table: Table, device: Device | None = None) -> Choice:
+    """The schedule to run `problem` with on `device`, by default the one the table was tuned on.
+
+    On another device class the table's entries are no more than the nearest ones known, and a warning says so.
+
+    Raises:
+        BadInput: no schedule can run the problem on the device.
+    """
+    device = device or table.device
+    known = table.choices.get((problem, device))
+    if known is not None:
+        return known
+    if device != table.device:
+        warnings.warn(f"the table was tuned on {table.device.name}, asked is {device.name}", stacklevel=2)
+    choice = _choose(problem, table, device)
+    if len(table.choices) >= _MOST_CHOICES:
+        table.choices.clear()
+    table.choices[problem, device] = choice
+    return choice
+
+
+def _choose(problem: Problem, table: Table, device: Device) -> Choice:
+    entry = table.by_problem.get(problem)
+    if entry is not None and device == table.device and not violations(problem, entry.schedule, device):
+        return Choice(problem, device, entry.schedule, EXACT, entry.median_us, problem)
+    reasons = list(unsupported(problem, device))
+    if reasons:
+        raise BadInput("; ".join(reasons))
+    for source in _SOURCES:
+        found = source(problem, table, device)
+        if found is not None:
+            return found
+    raise BadInput(f"no schedule can run {problem.key} on {device.name}")
+
+
+def _by_model(problem: Problem, table: Table, device: Device) -> Choice | None:
+    predictor = _predictor(table) if device == table.device else None
+    valid = [s for s in table.shortlist(problem.kind) if not violations(problem, s, device)] if predictor else []
+    if predictor is None or not valid:
+        return None
+    best = predictor.rank(problem, valid, device)[0]
+    return Choice(problem, device, best, MODEL, predictor.expected_us(problem, best, device), None)
+
+
+@functools.lru_cache(maxsize=16)
+def _predictor(table: Table) -> Predictor | None:
+    """The table's predictor; None when it has none, or one of another version: that is a miss, not an error."""
+    if table.predictor is None:
+        return None
+    from ..cost_model.predictor import Predictor
+
+    try:
+        return Predictor.from_json(table.predictor)
+    except BadInput:
+        return None
+
+
+def _by_nearest(problem: Problem, table: Table, device: Device) -> Choice | None:
+    entries = sorted(
+        table.by_kind.get(problem.kind, ()), key=lambda entry: (distance(problem, entry.problem), entry.problem)
+    )
+    for entry in entries:
+        for schedule in entry.schedules:
+            if not violations(problem, schedule, device):
+                # The entry's time tells how far the model is off for this schedule.
+                off = entry.median_us / estimate_us(entry.problem, schedule, device)
+                expected = off * estimate_us(problem, schedule, device)
+                return Choice(problem, device, schedule, NEAREST, expected, entry.problem)
+    return None
+
+
+def _by_analysis(problem: Problem, table: Table, device: Device) -> Choice | None:
+    from ..cost_model.draft import analytic_best
+
+    schedule = analytic_best(problem, device)
+    return Choice(problem, device, schedule, ANALYTIC, estimate_us(problem, schedule, device), None)
+
+
+_SOURCES: tuple[Callable[[Problem, Table, Device], Choice | None], ...] = (_by_model, _by_nearest, _by_analysis)
+
+
+def distance(a: Problem, b: Problem) -> float:
+    """How far apart two problems of one kind are: the root of the summed squared logarithms of their size ratios."""
+    return math.sqrt(sum(math.log(x / y) ** 2 for x, y in ((a.m, b.m), (a.n, b.n), (a.k, b.k))))

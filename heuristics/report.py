@@ -1,0 +1,103 @@
+"""The report of a run: who won against cuBLAS and by how much, what is covered, what failed. Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..space import NamedProblem, Problem
+from .journal import JournalContents
+from .table import Entry, Table
+
+_COUNTED = ("problems", "m", "n", "k")
+
+
+def report(contents: JournalContents, table: Table, suite: Sequence[NamedProblem] = ()) -> str:
+    """The report on a table and the journals it was made from. Problems go by their names in `suite`, if any."""
+    names = {named.problem: named.name for named in suite}
+    parts = [
+        f"# Matmul schedules for {table.device.name}",
+        f"Generator {table.generator}, compiler {table.compiler}."
+        " Ratios are the other's time over ours, paired: above 1 tileseek is faster.",
+        "## Against cuBLAS",
+        _winners(table.entries, names),
+        _summary(table.entries),
+        "## Coverage",
+        _coverage(table, [named.problem for named in suite]),
+        "## Measured",
+        _counts(contents, table),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def geomean(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of the values that are there; None when there are none."""
+    logs = [math.log(value) for value in values if value is not None]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def _winners(entries: Sequence[Entry], names: Mapping[Problem, str]) -> str:
+    rows = [
+        [
+            names.get(entry.problem, entry.problem.key),
+            f"{entry.median_us:.2f}",
+            f"{100 * entry.noise:.1f} %",
+            _ratio(entry.vs_cublas),
+            _ratio(entry.vs_cublaslt_best),
+            str(entry.n_measured),
+            f"`{entry.schedule.name}`",
+        ]
+        for entry in entries
+    ]
+    return _markdown_table(["problem", "us", "noise", "vs cuBLAS", "vs best cuBLASLt", "tried", "schedule"], rows)
+
+
+def _summary(entries: Sequence[Entry]) -> str:
+    lines = []
+    for name, ratios in (
+        ("the cuBLAS default", [entry.vs_cublas for entry in entries]),
+        ("the best cuBLASLt algorithm", [entry.vs_cublaslt_best for entry in entries]),
+    ):
+        known = [ratio for ratio in ratios if ratio is not None]
+        faster = sum(ratio > 1 for ratio in known)
+        lines.append(f"- against {name}: geometric mean {_ratio(geomean(known))}, faster on {faster} of {len(known)}")
+    return "\n".join(lines)
+
+
+def _coverage(table: Table, problems: Sequence[Problem]) -> str:
+    coverage = table.coverage()
+    words = [name for name in coverage[0] if name not in _COUNTED] if coverage else []
+    rows = [
+        [
+            *(row[name] for name in words),
+            str(row["problems"]),
+            *(f"{row[s][0]} to {row[s][1]}" for s in ("m", "n", "k")),
+        ]
+        for row in coverage
+    ]
+    text = _markdown_table([*words, *_COUNTED], rows)
+    missing = table.missing(problems)
+    if missing:
+        text += f"\n\nNot in the table, of {len(problems)} asked for: " + ", ".join(p.key for p in missing) + "."
+    return text
+
+
+def _counts(contents: JournalContents, table: Table) -> str:
+    measures = [*contents.compiles, *contents.measures]
+    statuses = Counter(measure.status for measure in measures)
+    pairs = len({(measure.problem, measure.schedule) for measure in contents.measures})
+    lines = [f"- {status}: {count}" for status, count in sorted(statuses.items())]
+    lines.append(f"- distinct (problem, schedule) pairs measured: {pairs}")
+    lines.append(f"- pairs behind this table: {sum(entry.n_measured for entry in table.entries)}")
+    lines.append(f"- journal lines skipped as unreadable: {contents.skipped}")
+    return "\n".join(lines)
+
+
+def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

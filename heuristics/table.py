@@ -1,0 +1,412 @@
+"""The table: the best schedule of every measured problem, derived from journals. Same journals, same bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..cost_model.costs import costs
+from ..space import BadInput, Device, Problem, Schedule, find_device
+from .journal import JournalContents, Measure
+
+if TYPE_CHECKING:
+    from .query import Choice
+
+TABLE_SCHEMA = 1
+"""Tables with a larger `schema` come from a newer tileseek and are refused."""
+
+ALTERNATES = 3
+"""Most alternates of an entry."""
+
+MARGIN = 0.005
+"""Times of a final closer than this are a tie: what its rounds tell apart where power limits the clock."""
+
+FINAL_POLICY = "final"
+"""First word of the policies of final shoot-outs, in which the best candidates met in long slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A schedule and what was measured of it: microseconds a call, and cuBLAS's time over ours."""
+
+    schedule: Schedule
+    median_us: float
+    vs_cublas: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """An alternate of a table entry."""
+        return {"schedule": self.schedule.to_json(), "median_us": self.median_us, "vs_cublas": self.vs_cublas}
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Timed:
+        """The inverse of `to_json`."""
+        return cls(Schedule.from_json(obj["schedule"]), _time(obj["median_us"]), obj["vs_cublas"])
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the table knows of one problem."""
+
+    problem: Problem
+    schedule: Schedule
+    median_us: float
+    noise: float
+    """Half the interquartile range of the rounds' times, over their median."""
+    vs_cublas: float | None
+    """Time of the cuBLAS default over ours, paired: above 1 we are faster."""
+    vs_cublaslt_best: float | None
+    """Time of the best cuBLASLt algorithm over ours, paired."""
+    alternates: tuple[Timed, ...]
+    """The next best, each another kernel, for callers that time a few themselves."""
+    n_measured: int
+    """Distinct schedules measured."""
+    numerics: Mapping[str, Any]
+    """`class`: whether equal inputs always give equal bits (`Schedule.numerics`); `rel_error`: the largest error
+    found of a whole output, against a reference of higher precision."""
+    policy: str
+    """The measuring policy of `median_us` and the ratios."""
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """The winner, then the alternates."""
+        return (self.schedule, *(alternate.schedule for alternate in self.alternates))
+
+    def to_json(self) -> dict[str, Any]:
+        """An element of `entries`."""
+        return {
+            "problem": self.problem.to_json(),
+            "schedule": self.schedule.to_json(),
+            "median_us": self.median_us,
+            "noise": self.noise,
+            "vs_cublas": self.vs_cublas,
+            "vs_cublaslt_best": self.vs_cublaslt_best,
+            "alternates": [alternate.to_json() for alternate in self.alternates],
+            "n_measured": self.n_measured,
+            "numerics": dict(self.numerics),
+            "policy": self.policy,
+        }
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any]) -> Entry:
+        """The inverse of `to_json`; fields added by a later version of the same schema are ignored.
+
+        Raises:
+            BadInput, KeyError, TypeError, ValueError: the entry cannot be used.
+        """
+        return cls(
+            problem=Problem.from_json(obj["problem"]),
+            schedule=Schedule.from_json(obj["schedule"]),
+            median_us=_time(obj["median_us"]),
+            noise=float(obj["noise"]),
+            vs_cublas=obj["vs_cublas"],
+            vs_cublaslt_best=obj["vs_cublaslt_best"],
+            alternates=tuple(Timed.from_json(alternate) for alternate in obj["alternates"]),
+            n_measured=int(obj["n_measured"]),
+            numerics=dict(obj["numerics"]),
+            policy=str(obj["policy"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Best schedules for one device class."""
+
+    device: Device
+    generator: str
+    compiler: str
+    entries: tuple[Entry, ...]
+    """Sorted by problem."""
+    predictor: Mapping[str, Any] | None = None
+    """What `cost_model.predictor` evaluates for problems that are not in the table."""
+    held_out_regret: Mapping[str, Any] | None = None
+    """Regret of the predictor's choices on problems it was not trained on."""
+    skipped: int = 0
+    """Entries that could not be read."""
+    by_problem: Mapping[Problem, Entry] = field(init=False, repr=False)
+    by_kind: Mapping[tuple[str, ...], tuple[Entry, ...]] = field(init=False, repr=False)
+    choices: dict[tuple[Problem, Device], Choice] = field(init=False, repr=False, default_factory=dict)
+    """Answers already given (`query.best_schedule`)."""
+
+    def __post_init__(self) -> None:
+        kinds: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+        for entry in self.entries:
+            kinds[entry.problem.kind].append(entry)
+        object.__setattr__(self, "by_problem", {entry.problem: entry for entry in self.entries})
+        object.__setattr__(self, "by_kind", {kind: tuple(entries) for kind, entries in kinds.items()})
+
+    def shortlist(self, kind: tuple[str, ...]) -> list[Schedule]:
+        """Every distinct schedule that the table names for problems of `kind`, winners and alternates."""
+        found: dict[Schedule, None] = {}
+        for entry in self.by_kind.get(kind, ()):
+            found.update(dict.fromkeys(entry.schedules))
+        return list(found)
+
+    def missing(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Those of `problems` that have no entry."""
+        return [problem for problem in problems if problem not in self.by_problem]
+
+    def coverage(self) -> list[dict[str, Any]]:
+        """For every kind of problem: how many entries, and the smallest and largest m, n and k."""
+        rows = []
+        for _, entries in sorted(self.by_kind.items()):
+            words = entries[0].problem.to_json().items()
+            row = {name: word for name, word in words if name not in ("m", "n", "k", "batch")}
+            row["problems"] = len(entries)
+            for size in ("m", "n", "k"):
+                values = [getattr(entry.problem, size) for entry in entries]
+                row[size] = [min(values), max(values)]
+            rows.append(row)
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """The whole table."""
+        return {
+            "schema": TABLE_SCHEMA,
+            "device": self.device.to_json(),
+            "generator": self.generator,
+            "compiler": self.compiler,
+            "policy": sorted({entry.policy for entry in self.entries}),
+            "coverage": self.coverage(),
+            "held_out_regret": self.held_out_regret,
+            "entries": [entry.to_json() for entry in self.entries],
+            "predictor": self.predictor,
+        }
+
+    def dumps(self) -> str:
+        """The table as text, an entry a line: equal tables are equal bytes, and a diff shows what changed."""
+        lines = []
+        for name, value in self.to_json().items():
+            if isinstance(value, list) and value and isinstance(value[0], dict):
+                text = "[\n" + ",\n".join(f"  {_compact(item)}" for item in value) + "\n ]"
+            else:
+                text = _compact(value)
+            lines.append(f' "{name}": {text}')
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def build_table(
+    contents: JournalContents,
+    device: Device,
+    predictor: Mapping[str, Any] | None = None,
+    held_out_regret: Mapping[str, Any] | None = None,
+) -> Table:
+    """The table of `device` from everything in journals that is verified and current.
+
+    Current is what was measured on that device with the newest generator, and with the newest compiler among
+    those. Final shoot-outs count before screening: their slots are long, and the candidates met each other.
+
+    Raises:
+        BadInput: nothing in the journals was measured on `device`.
+    """
+    generator, compiler = newest_tools(contents, device)
+    by_problem: dict[Problem, list[Measure]] = defaultdict(list)
+    for measure in current_measures(contents, device):
+        by_problem[measure.problem].append(measure)
+    entries = tuple(_entry(problem, by_problem[problem]) for problem in sorted(by_problem))
+    return Table(device, generator, compiler, entries, predictor, held_out_regret)
+
+
+def current_measures(contents: JournalContents, device: Device) -> list[Measure]:
+    """What a table of `device` is made from, in an order that does not depend on that of the journals.
+
+    Raises:
+        BadInput: nothing in the journals was measured on `device`.
+    """
+    found = [measure for measure in current(contents, device).measures if measure.status == "correct"]
+    return sorted(found, key=lambda m: (m.problem, m.schedule, m.policy, m.median_us or 0.0))
+
+
+def current(contents: JournalContents, device: Device) -> JournalContents:
+    """The part of journals that comes from `device`, the newest generator and the newest compiler.
+
+    Raises:
+        BadInput: nothing in the journals was measured on `device`.
+    """
+    tools = newest_tools(contents, device)
+    envs = {
+        key: env
+        for key, env in contents.envs.items()
+        if _of_device(env, device) and (env["generator"], env["compiler"]) == tools
+    }
+    return JournalContents(
+        measures=[measure for measure in contents.measures if measure.env in envs],
+        compiles=[measure for measure in contents.compiles if measure.env in envs],
+        envs=envs,
+        skipped=contents.skipped,
+    )
+
+
+def newest_tools(contents: JournalContents, device: Device) -> tuple[str, str]:
+    """The newest generator that `device` was measured with, and the newest compiler among those.
+
+    Raises:
+        BadInput: the journals have no measure from `device`.
+    """
+    used = {measure.env for measure in contents.measures}
+    tools = [
+        (env["generator"], env["compiler"])
+        for key, env in contents.envs.items()
+        if key in used and _of_device(env, device)
+    ]
+    if not tools:
+        raise BadInput(f"the journals hold no measurement of {device.name}: valid is a journal made on one")
+    return max(tools, key=lambda pair: (_version(pair[0]), _version(pair[1]), pair))
+
+
+def load_table(path: str | Path) -> Table:
+    """Read a table. Entries that cannot be used are left out and counted in `skipped`.
+
+    Raises:
+        BadInput: the file cannot be read, is not a table, or has a newer schema.
+    """
+    try:
+        obj = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise BadInput(f"cannot read the table {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BadInput(f"the table {path} is not JSON: {error}") from error
+    schema = obj.get("schema") if isinstance(obj, dict) else None
+    if schema != TABLE_SCHEMA:
+        raise BadInput(f"the table {path} has schema {schema!r}: valid is {TABLE_SCHEMA}")
+    entries = []
+    skipped = 0
+    try:
+        device = find_device(obj["device"]["name"])
+        for item in obj["entries"]:
+            try:
+                entries.append(Entry.from_json(item))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                skipped += 1
+        entries.sort(key=lambda entry: entry.problem)
+        return Table(
+            device=device,
+            generator=str(obj["generator"]),
+            compiler=str(obj["compiler"]),
+            entries=tuple(entries),
+            predictor=obj.get("predictor"),
+            held_out_regret=obj.get("held_out_regret"),
+            skipped=skipped,
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"the table {path} cannot be read: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A schedule with all its measures of the policy that counts."""
+
+    schedule: Schedule
+    measures: Sequence[Measure]
+
+    def middle(self, name: str) -> float | None:
+        values = [value for measure in self.measures if (value := getattr(measure, name)) is not None]
+        return statistics.median(values) if values else None
+
+    def timed(self) -> Timed:
+        time = self.middle("median_us")
+        assert time is not None, "a correct measure has a time"
+        return Timed(self.schedule, round(time, 4), _rounded(self.middle("ratio_to_ref")))
+
+
+def _ranked(measures: Sequence[Measure]) -> list[_Candidate]:
+    """The schedules of one problem, best first: those of final shoot-outs, then those that were screened only."""
+    finals: dict[Schedule, list[Measure]] = defaultdict(list)
+    screened: dict[Schedule, list[Measure]] = defaultdict(list)
+    for measure in measures:
+        (finals if is_final(measure) else screened)[measure.schedule].append(measure)
+    cost_of = costs([measure for group in screened.values() for measure in group])
+    rest = [_Candidate(s, screened[s]) for s in sorted(cost_of, key=lambda s: (cost_of[s], s.name)) if s not in finals]
+    return _by_time([_Candidate(s, group) for s, group in finals.items()]) + rest
+
+
+def _by_time(candidates: Sequence[_Candidate]) -> list[_Candidate]:
+    """Finalists, best first. Wins are claimed on time; who is within MARGIN of the fastest ties with it, and a tie
+    goes to the fewest cycles, which scatter less, then to the name."""
+    ratios = {c.schedule: c.middle("ratio_to_ref") or 0.0 for c in candidates}
+    tied = (1 - MARGIN) * max(ratios.values(), default=0.0)
+
+    def order(c: _Candidate) -> tuple[Any, ...]:
+        ratio = ratios[c.schedule]
+        ties = ratio >= tied
+        return (
+            not ties,
+            -(c.middle("ratio_cycles") or 0.0) if ties else -ratio,
+            c.middle("median_us"),
+            c.schedule.name,
+        )
+
+    return sorted(candidates, key=order)
+
+
+def _entry(problem: Problem, measures: Sequence[Measure]) -> Entry:
+    ranked = _ranked(measures)
+    best = ranked[0]
+    alternates: dict[Schedule, Timed] = {}
+    for candidate in ranked[1:]:
+        if candidate.schedule.kernel != best.schedule.kernel and len(alternates) < ALTERNATES:
+            alternates.setdefault(candidate.schedule.kernel, candidate.timed())
+    timed = best.timed()
+    policies = Counter(measure.policy for measure in best.measures)
+    errors = [float(error) for m in best.measures if (error := _check(m).get("norm")) is not None]
+    return Entry(
+        problem=problem,
+        schedule=best.schedule,
+        median_us=timed.median_us,
+        noise=round(_noise([time for measure in best.measures for time in measure.times_us]), 5),
+        vs_cublas=timed.vs_cublas,
+        vs_cublaslt_best=_rounded(best.middle("ratio_to_best")),
+        alternates=tuple(alternates.values()),
+        n_measured=len(ranked),
+        numerics={"class": best.schedule.numerics, "rel_error": max(errors, default=None)},
+        policy=max(policies, key=lambda policy: (policies[policy], policy)),
+    )
+
+
+def is_final(measure: Measure) -> bool:
+    """Whether the measure comes from a final shoot-out."""
+    return measure.policy.split("-")[0] == FINAL_POLICY
+
+
+def _check(measure: Measure) -> Mapping[str, Any]:
+    check = measure.raw.get("check")
+    return check if isinstance(check, dict) else {}
+
+
+def _noise(times: Sequence[float]) -> float:
+    if len(times) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(times, n=4)
+    return (high - low) / 2 / middle
+
+
+def _of_device(env: Mapping[str, Any], device: Device) -> bool:
+    try:
+        return find_device(env["gpu"]) == device and "generator" in env and "compiler" in env
+    except (BadInput, KeyError, AttributeError):
+        return False
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def _time(value: Any) -> float:
+    time = float(value)
+    if not 0 < time < math.inf:
+        raise ValueError(f"{value!r} is not a time")
+    return time
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,227 @@
+"""The references: cuBLAS as torch calls it, and every algorithm that cuBLASLt's heuristic offers.
+
+cuBLAS is column-major. Our row-major D[m, n] is its D'[n, m], so it computes D' = B' A' with B as its first operand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..space import BadInput, Problem
+from .lazy import torch
+from .operands import OperandSet
+
+WORKSPACE_BYTES = 64 * 2**20
+REQUESTED_ALGORITHMS = 64
+"""More than the heuristic of cuBLASLt 13 returns (8 on H200, however many are asked for)."""
+
+# cublasLt.h, cublas_api.h and library_types.h of CUDA 13.0.
+_COMPUTE_32F = 68
+_CUDA_R_32F = 0
+_TYPES = {"fp16": 2, "bf16": 14, "fp32": _CUDA_R_32F}
+_OP_N, _OP_T = 0, 1
+_DESC_TRANSA, _DESC_TRANSB = 3, 4
+_PREF_MAX_WORKSPACE_BYTES = 1
+_CONFIG = {"id": 0, "tile": 1, "stages": 6, "cluster": 8, "splitk": 2, "reduction": 3, "swizzle": 4, "custom": 5}
+_CLUSTER_IS_16_BIT = ("cluster",)
+
+
+class _Algorithm(ctypes.Structure):
+    """cublasLtMatmulAlgo_t."""
+
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
+
+
+class _HeuristicResult(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algorithm", _Algorithm),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Something of NVIDIA's that computes a problem: `enqueue(operands)` puts one call on the current torch stream."""
+
+    name: str
+    enqueue: Any
+
+
+def cublas_default(problem: Problem) -> Reference:
+    """What `torch.matmul` runs."""
+    _supported(problem)
+    matmul = torch().mm
+
+    def enqueue(operands: OperandSet) -> None:
+        matmul(operands.a, operands.b, out=operands.d)
+
+    return Reference("cublas", enqueue)
+
+
+class CublasLt:
+    """A handle and its workspace, for calls on one stream."""
+
+    def __init__(self, stream: int) -> None:
+        self._library = ctypes.CDLL(_loaded_library())
+        self._stream = ctypes.c_void_p(stream)
+        self._handle = ctypes.c_void_p()
+        self._call("cublasLtCreate", ctypes.byref(self._handle))
+        self._workspace = torch().empty(WORKSPACE_BYTES, dtype=torch().uint8, device="cuda")
+
+    def algorithms(self, problem: Problem) -> list[Reference]:
+        """Every algorithm that the heuristic returns for `problem`, in its order.
+
+        Raises:
+            BadInput: the problem has a dtype or batch that this does not handle.
+        """
+        _supported(problem)
+        operand, out = _TYPES[problem.dtype], _TYPES[problem.out_dtype]
+        description = ctypes.c_void_p()
+        self._call("cublasLtMatmulDescCreate", ctypes.byref(description), _COMPUTE_32F, _CUDA_R_32F)
+        # B' as stored: [k, n] column-major (ld k) when k is contiguous, to be transposed; else [n, k] as it is.
+        b_transposed = problem.b_major == "k"
+        a_transposed = problem.a_major == "m"
+        self._set_operation(description, _DESC_TRANSA, b_transposed)
+        self._set_operation(description, _DESC_TRANSB, a_transposed)
+        m, n, k = problem.m, problem.n, problem.k
+        first = self._layout(operand, k, n) if b_transposed else self._layout(operand, n, k)
+        second = self._layout(operand, m, k) if a_transposed else self._layout(operand, k, m)
+        output = self._layout(out, n, m)
+        preference = ctypes.c_void_p()
+        self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
+        limit = ctypes.c_uint64(WORKSPACE_BYTES)
+        self._call(
+            "cublasLtMatmulPreferenceSetAttribute",
+            preference,
+            _PREF_MAX_WORKSPACE_BYTES,
+            ctypes.byref(limit),
+            ctypes.c_size_t(ctypes.sizeof(limit)),
+        )
+        found = (_HeuristicResult * REQUESTED_ALGORITHMS)()
+        count = ctypes.c_int()
+        self._call(
+            "cublasLtMatmulAlgoGetHeuristic",
+            self._handle,
+            description,
+            first,
+            second,
+            output,
+            output,
+            preference,
+            REQUESTED_ALGORITHMS,
+            found,
+            ctypes.byref(count),
+        )
+        self._call("cublasLtMatmulPreferenceDestroy", preference)
+        return [
+            self._reference(rank, found[rank].algorithm, description, first, second, output)
+            for rank in range(count.value)
+            if found[rank].state == 0
+        ]
+
+    def version(self) -> str:
+        """Such as `13.1.1`."""
+        function = self._library.cublasLtGetVersion
+        function.restype = ctypes.c_size_t
+        number = int(function())
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+    def _reference(self, rank: int, algorithm: _Algorithm, *descriptors: ctypes.c_void_p) -> Reference:
+        description, first, second, output = descriptors
+        one, zero = ctypes.c_float(1), ctypes.c_float(0)
+        matmul = self._library.cublasLtMatmul
+
+        def enqueue(operands: OperandSet) -> None:
+            d = ctypes.c_void_p(operands.d.data_ptr())
+            status = matmul(
+                self._handle,
+                description,
+                ctypes.byref(one),
+                ctypes.c_void_p(operands.b.data_ptr()),
+                first,
+                ctypes.c_void_p(operands.a.data_ptr()),
+                second,
+                ctypes.byref(zero),
+                d,
+                output,
+                d,
+                output,
+                ctypes.byref(algorithm),
+                ctypes.c_void_p(self._workspace.data_ptr()),
+                ctypes.c_size_t(WORKSPACE_BYTES),
+                self._stream,
+            )
+            if status:
+                raise RuntimeError(f"cublasLtMatmul: status {status}")
+
+        return Reference(f"cublaslt{rank}_{self._name(algorithm)}", enqueue)
+
+    def _name(self, algorithm: _Algorithm) -> str:
+        """Its attributes, as the numbers of cublasLt.h."""
+        words = []
+        for name, attribute in _CONFIG.items():
+            value = ctypes.c_uint16() if name in _CLUSTER_IS_16_BIT else ctypes.c_uint32()
+            written = ctypes.c_size_t()
+            self._call(
+                "cublasLtMatmulAlgoConfigGetAttribute",
+                ctypes.byref(algorithm),
+                attribute,
+                ctypes.byref(value),
+                ctypes.c_size_t(ctypes.sizeof(value)),
+                ctypes.byref(written),
+            )
+            words.append(f"{name}{value.value}")
+        return "_".join(words)
+
+    def _layout(self, dtype: int, rows: int, columns: int) -> ctypes.c_void_p:
+        """A column-major matrix without padding."""
+        layout = ctypes.c_void_p()
+        self._call(
+            "cublasLtMatrixLayoutCreate",
+            ctypes.byref(layout),
+            dtype,
+            ctypes.c_uint64(rows),
+            ctypes.c_uint64(columns),
+            ctypes.c_int64(rows),
+        )
+        return layout
+
+    def _set_operation(self, description: ctypes.c_void_p, attribute: int, transposed: bool) -> None:
+        operation = ctypes.c_int32(_OP_T if transposed else _OP_N)
+        self._call(
+            "cublasLtMatmulDescSetAttribute",
+            description,
+            attribute,
+            ctypes.byref(operation),
+            ctypes.c_size_t(ctypes.sizeof(operation)),
+        )
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise RuntimeError(f"{name}: status {status}")
+
+
+def _supported(problem: Problem) -> None:
+    if problem.dtype not in _TYPES or problem.out_dtype != problem.dtype or problem.batch != 1:
+        raise BadInput(
+            f"problem is {problem.key}: valid for measuring are bf16 and fp16 with outputs of the same dtype, batch 1"
+        )
+
+
+def _loaded_library() -> str:
+    """The path of the cublasLt that torch has loaded, so that both references are of one version."""
+    torch()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if "libcublasLt.so" in path:
+            return path
+    raise RuntimeError("torch has loaded no libcublasLt")

@@ -1,0 +1,444 @@
+"""The worker's GPU: operands and references of a problem, verification of candidates, races between them."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+from ..codegen.nvrtc import compiler_version
+from ..codegen.plan import LaunchPlan, launch_plan
+from ..codegen.source import GENERATOR_VERSION
+from ..space import BadInput, Device, Problem, find_device
+from . import check
+from .clock import Clock
+from .cublas import CublasLt, Reference, cublas_default
+from .driver import BoundLaunch, DriverError, Kernel
+from .lazy import torch
+from .nvml import Nvml, gpu_uuid
+from .operands import DEVICE, OperandSet, integer_set, needed_bytes, normal_set, set_count
+from .policy import BURST, LIMITED_MHZ, Policy
+from .protocol import Contestant, ContextLost, NoMemory, Rejected
+from .results import Candidate
+from .scoring import Field, Samples
+from .timing import Slot, Stopwatch
+
+_HEAT_MS, _LOOK_MS = 30.0, 10.0
+"""How long cuBLAS runs before its clock is looked at, and while: the power limit takes hold within 30 ms."""
+
+_KEPT_KERNELS = 256
+
+
+@dataclass(slots=True)
+class GpuContestant:
+    """A verified candidate with its launches, one for each operand set, and its slot."""
+
+    check: Mapping[str, Any]
+    smem: int
+    slot: Slot
+    workspace: Any
+    """Kept alive: the slot's graph knows its address alone."""
+
+    def samples(self) -> Samples:
+        """Its samples, one for each round."""
+        return self.slot.samples
+
+
+class GpuBackend:
+    """The first visible GPU, through torch's context and one side stream."""
+
+    def __init__(self) -> None:
+        cuda = torch().cuda
+        if not cuda.is_available():
+            raise BadInput("gpu: torch sees none; valid is a machine with an NVIDIA GPU and its driver")
+        cuda.init()
+        torch().set_float32_matmul_precision("highest")
+        torch().set_grad_enabled(False)
+        self.stream = cuda.Stream()
+        cuda.set_stream(self.stream)
+        self.handle = int(self.stream.cuda_stream)
+        self.properties = cuda.get_device_properties(0)
+        self.device: Device = find_device(self.properties.name)
+        self.sm_count = int(self.properties.multi_processor_count)
+        self.uuid = gpu_uuid(0)
+        self.nvml = Nvml(self.uuid)
+        self.clock = Clock(self.handle, self.sm_count)
+        self.stopwatch = Stopwatch(self.stream, self.clock, self.nvml)
+        self.lt = CublasLt(self.handle)
+        self._session: GpuSession | None = None
+        self._companions: dict[Problem, tuple[OperandSet, Any]] = {}
+        self._kernels: OrderedDict[str, Kernel] = OrderedDict()
+        self.rankings: dict[tuple[Problem, str], list[str]] = {}
+        """Names of cuBLASLt's algorithms, fastest first, by problem and policy."""
+
+    def environment(self) -> dict[str, Any]:
+        """The journal's `env` object."""
+        properties = self.properties
+        return {
+            "gpu": properties.name,
+            "uuid": self.uuid,
+            "cc": f"{properties.major}.{properties.minor}",
+            "sm_count": self.sm_count,
+            "memory_bytes": int(properties.total_memory),
+            "power_limit_w": self.nvml.power_limit_w(),
+            "driver": self.nvml.driver(),
+            "cuda": str(torch().version.cuda),
+            "torch": str(torch().__version__),
+            "cublaslt": self.lt.version(),
+            "compiler": compiler_version(),
+            "generator": GENERATOR_VERSION,
+        }
+
+    def open(self, problem: Problem, policy: Policy) -> GpuSession:
+        """The session of a problem; the last one is kept, with its operands and references."""
+        session = self._session
+        if session is None or session.spoiled or (session.problem, session.policy) != (problem, policy):
+            self._session = None
+            with self.guarded():
+                if session is not None:
+                    session.discard()
+                    del session
+                torch().cuda.empty_cache()
+                session = self._session = GpuSession(self, problem, policy)
+        return session
+
+    def kernel(self, candidate: Candidate, problem: Problem) -> Kernel:
+        """The loaded kernel of a candidate: schedules that differ in their launch alone share it."""
+        key = hashlib.sha256(candidate.cubin).hexdigest()
+        if key not in self._kernels:
+            plan = launch_plan(problem, candidate.schedule)
+            self._kernels[key] = Kernel(candidate.cubin, candidate.entry, plan, self.sm_count)
+        self._kernels.move_to_end(key)
+        return self._kernels[key]
+
+    def trim_kernels(self) -> None:
+        """Unload the kernels used longest ago; none of their launches may be left."""
+        while len(self._kernels) > _KEPT_KERNELS:
+            self._kernels.popitem(last=False)[1].unload()
+
+    def companion(self, problem: Problem) -> tuple[OperandSet, Any]:
+        """Integer operands of a small problem and its output, right to the bit."""
+        if problem not in self._companions:
+            operands = integer_set(problem, seed=0)
+            exact = operands.a.float() @ operands.b.float()
+            self._companions[problem] = (operands, exact.to(operands.d.dtype))
+        return self._companions[problem]
+
+    def forget(self) -> None:
+        """Make new operands before the next use: a candidate may have written into these."""
+        self._companions.clear()
+        if self._session is not None:
+            self._session.spoiled = True
+
+    def synchronize(self) -> None:
+        """Wait for the stream; raises ContextLost when it fails, for errors of launches show here."""
+        try:
+            self.stream.synchronize()
+        except RuntimeError as error:
+            raise ContextLost(_first_line(error)) from error
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Turn errors of torch and the driver into what they mean: no memory, a lost context, a failed candidate."""
+        try:
+            yield
+        except torch().cuda.OutOfMemoryError as error:
+            raise NoMemory(_first_line(error)) from error
+        except (RuntimeError, DriverError) as error:
+            self.synchronize()  # a context that still answers was not lost
+            if "OUT_OF_MEMORY" in str(error):
+                raise NoMemory(_first_line(error)) from error
+            raise Rejected("runtime", _first_line(error)) from error
+
+
+class GpuSession:
+    """One problem under one policy: operand sets, float32 references, cuBLAS's contestants."""
+
+    def __init__(self, gpu: GpuBackend, problem: Problem, policy: Policy) -> None:
+        self._gpu, self.problem, self.policy = gpu, problem, policy
+        self.spoiled = False
+        self._slots: list[Slot] = []
+        default = cublas_default(problem)
+        sets = set_count(problem, gpu.device, policy.l2_multiple)
+        need = needed_bytes(problem, sets, policy.check_seeds)
+        free = torch().cuda.mem_get_info()[0]
+        if need > free:
+            raise NoMemory(f"{problem.key} needs {need / 2**30:.1f} GiB, the GPU has {free / 2**30:.1f} free")
+        self._seed = 1000 * policy.seed  # of the first operand set; there are fewer than 1000
+        self._sets = [normal_set(problem, self._seed + index) for index in range(sets)]
+        self._exact = [_float32_product(operands) for operands in self._sets[: policy.check_seeds]]
+        self._allowed = check.tolerance(problem.k, problem.out_dtype)
+        self._rng = random.Random(f"{policy.key} {problem.key}")
+        watch = gpu.stopwatch
+        self._verify_reference(default)
+        us = watch.estimate_us(self._calls(default), sets)
+        probe = watch.slot(default.name, self._calls(default), sets, us, max(1.0, policy.spacer_ms))
+        self._mhz = watch.sustained_mhz(probe, _HEAT_MS, _LOOK_MS)
+        self._slot_ms = policy.slot(self._mhz)
+        self._spacer = probe
+        self._default = watch.slot(default.name, self._calls(default), sets, us, self._slot_ms)
+        self._finalists = self._race_cublaslt()
+
+    def verify(self, candidate: Candidate, checked: Mapping[str, Any] | None) -> GpuContestant:
+        """Run the candidate alone and compare; capture its slot."""
+        gpu, problem = self._gpu, self.problem
+        if self.spoiled:
+            self._renew()
+        with self._guarded():
+            plan = launch_plan(problem, candidate.schedule)
+            kernel = gpu.kernel(candidate, problem)
+            if checked is None:
+                names = self._verify_companions(candidate, kernel)
+            workspace = _workspace(kernel, plan)
+            launches = [_bind(kernel, plan, operands, workspace) for operands in self._sets]
+
+            def enqueue(index: int) -> None:
+                launches[index].launch(gpu.handle)
+
+            if checked is None:
+                verdict = self._compare(enqueue, self._allowed)
+                checked = {
+                    "worst": verdict.worst,
+                    "norm": verdict.norm,
+                    "seeds": self.policy.check_seeds,
+                    "companions": names,
+                }
+            us = gpu.stopwatch.estimate_us(enqueue, len(self._sets))
+            slot = gpu.stopwatch.slot(candidate.schedule.name, enqueue, len(self._sets), us, self._slot_ms)
+            self._slots.append(slot)
+        return GpuContestant(checked, plan.smem_bytes, slot, workspace)
+
+    def race(self, contestants: Sequence[Contestant], alive: Callable[[float], None]) -> Field:
+        """All rounds: cuBLAS's default, the best of cuBLASLt and the contestants."""
+        references = [self._default, *self._finalists]
+        own = [contestant.slot for contestant in contestants if isinstance(contestant, GpuContestant)]
+        for slot in references:
+            slot.samples.clear()
+        policy = self.policy
+        self._warm_up(references)
+        try:
+            self._gpu.stopwatch.race(
+                [*references, *own],
+                self._spacer,
+                policy,
+                policy.rounds,
+                self._slot_ms,
+                self._rng,
+                alive,
+                always=len(references),
+            )
+        except (RuntimeError, DriverError) as error:
+            raise ContextLost(_first_line(error)) from error
+        samples = {slot.name: tuple(slot.samples) for slot in references}
+        return Field(self.problem, self._gpu.device, samples, self._slot_ms)
+
+    def verify_again(self, contestant: Contestant) -> None:
+        """Poison the outputs, run the timed graph once more, compare.
+
+        A candidate that is wrong now gets fresh operands and a second try: another may have written into the old ones.
+        """
+        assert isinstance(contestant, GpuContestant)
+        with self._guarded():
+            try:
+                self._replay_and_judge(contestant.slot)
+            except Rejected:
+                self._renew()
+                self._replay_and_judge(contestant.slot)
+
+    def close(self) -> None:
+        """Free the candidates' graphs, and kernels beyond those worth keeping."""
+        self._gpu.synchronize()
+        _close(self._slots)
+        self._gpu.trim_kernels()
+
+    def discard(self) -> None:
+        """Free the references' graphs; the session is not used any more."""
+        self.close()
+        _close([self._spacer, self._default, *self._finalists])
+
+    def _replay_and_judge(self, slot: Slot) -> None:
+        seeds = min(self.policy.check_seeds, slot.calls)
+        for operands in self._sets[:seeds]:
+            operands.poison()
+        self._gpu.stopwatch.replay(slot)
+        self._judge(range(seeds), self._allowed, "after timing")
+
+    def _renew(self) -> None:
+        """Draw the operands anew, in place, and their references: something may have written into them."""
+        for index, operands in enumerate(self._sets):
+            operands.fill_normal(self._seed + index)
+        self._exact = [_float32_product(operands) for operands in self._sets[: self.policy.check_seeds]]
+        self.spoiled = False
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """`GpuBackend.guarded` for one candidate, whose lack of memory is its own."""
+        try:
+            with self._gpu.guarded():
+                yield
+        except NoMemory as error:
+            raise Rejected("memory", str(error)) from error
+
+    def _verify_companions(self, candidate: Candidate, kernel: Kernel) -> list[str]:
+        """Odd shapes, on integers, right to the bit; returns their names.
+
+        Raises:
+            Rejected: one is wrong.
+        """
+        gpu = self._gpu
+        problems = check.companions(self.problem, candidate.schedule, gpu.device)
+        counts = []
+        for problem in problems:
+            operands, exact = gpu.companion(problem)
+            operands.poison()
+            plan = launch_plan(problem, candidate.schedule)
+            launch = _bind(kernel, plan, operands, _workspace(kernel, plan))
+            for _ in range(2):  # the second shows that the first left its workspace as it has to
+                launch.launch(gpu.handle)
+            counts += [(operands.d != exact).sum(), operands.guards_touched()]
+        if not counts:
+            return []
+        numbers = self._read(torch().stack(counts))
+        for problem, wrong, touched in zip(problems, numbers[::2], numbers[1::2], strict=True):
+            shape = f"{problem.m}x{problem.n}x{problem.k}"
+            if touched:
+                gpu.forget()
+                raise Rejected("correctness", f"{touched:.0f} bytes outside the output are written for {shape}")
+            if wrong:
+                gpu.forget()
+                raise Rejected("correctness", f"{wrong:.0f} of {problem.m * problem.n} elements are wrong for {shape}")
+        return [f"{problem.m}x{problem.n}x{problem.k}" for problem in problems]
+
+    def _compare(self, enqueue: Callable[[int], None], allowed: check.Tolerance) -> check.Verdict:
+        """The worst verdict of one call on each checked operand set.
+
+        Raises:
+            Rejected: one is wrong.
+        """
+        for index in range(self.policy.check_seeds):
+            self._sets[index].poison()
+            enqueue(index)
+        return self._judge(range(self.policy.check_seeds), allowed, "")
+
+    def _judge(self, indices: range, allowed: check.Tolerance, when: str) -> check.Verdict:
+        verdicts = []
+        for index in indices:
+            operands, exact = self._sets[index], self._exact[index]
+            rows = list(check.row_slices(self.problem.m, self.problem.n))
+            numbers = [
+                torch().stack(check.errors(operands.d[part].float(), exact[part], allowed)).double() for part in rows
+            ]
+            flat = self._read(torch().cat([*numbers, operands.guards_touched().double().reshape(1)]))
+            if flat[-1]:
+                self._gpu.forget()
+                raise Rejected("correctness", f"{flat[-1]:.0f} bytes outside the output are written {when}".rstrip())
+            parts = [(flat[3 * i], flat[3 * i + 1], flat[3 * i + 2]) for i in range(len(rows))]
+            verdict = check.verdict(parts, allowed)
+            if not verdict.right:
+                where = self._first_wrong(operands, exact, allowed)
+                self._gpu.forget()
+                raise Rejected("correctness", f"{verdict}{where} {when}".rstrip())
+            verdicts.append(verdict)
+        return max(verdicts, key=lambda verdict: verdict.worst)
+
+    def _first_wrong(self, operands: OperandSet, exact: Any, allowed: check.Tolerance) -> str:
+        for part in check.row_slices(self.problem.m, self.problem.n):
+            count, row, column = check.wrong_elements(operands.d[part].float(), exact[part], allowed)
+            if count:
+                return f"; {count} wrong elements, the first at ({part.start + row}, {column})"
+        return ""
+
+    def _read(self, tensor: Any) -> list[float]:
+        """Bring numbers to the host; the errors of all launches so far show here."""
+        self._gpu.synchronize()
+        numbers: list[float] = tensor.tolist()
+        return numbers
+
+    def _calls(self, reference: Reference) -> Callable[[int], None]:
+        return partial(_enqueue_reference, reference, self._sets)
+
+    def _verify_reference(self, reference: Reference) -> None:
+        """A reference that computes something else is no reference: fast for the wrong reason."""
+        allowed = check.tolerance(self.problem.k, self.problem.out_dtype, check.LIBRARY_SLACK)
+        self._compare(self._calls(reference), allowed)
+
+    def _race_cublaslt(self) -> list[Slot]:
+        """The slots of the fastest algorithms of cuBLASLt: of all it offers, in a race of its own."""
+        gpu, policy = self._gpu, self.policy
+        algorithms = {algorithm.name: algorithm for algorithm in gpu.lt.algorithms(self.problem)}
+        key = (self.problem, policy.key)
+        ranking = gpu.rankings.get(key)
+        if ranking is None or not set(ranking) <= set(algorithms):
+            slots = self._algorithm_slots(algorithms)
+            always = len(slots)
+            gpu.stopwatch.race(
+                slots, self._spacer, policy, policy.race_rounds, self._slot_ms, self._rng, lambda _: None, always
+            )
+            by_time = policy.claims or self._mhz >= LIMITED_MHZ
+            slots.sort(key=lambda slot: median(s.us if by_time else s.us * s.mhz for s in slot.taken))
+            ranking = gpu.rankings[key] = [slot.name for slot in slots]
+            losers = slots[policy.finalists :]
+            del slots[policy.finalists :]
+            _close(losers)
+            return slots
+        return self._algorithm_slots({name: algorithms[name] for name in ranking[: policy.finalists]})
+
+    def _algorithm_slots(self, algorithms: Mapping[str, Reference]) -> list[Slot]:
+        """The slots of those algorithms that run and are right."""
+        slots = []
+        for name, algorithm in algorithms.items():
+            try:
+                self._verify_reference(algorithm)
+            except Rejected:
+                continue
+            us = self._gpu.stopwatch.estimate_us(self._calls(algorithm), len(self._sets))
+            slots.append(self._gpu.stopwatch.slot(name, self._calls(algorithm), len(self._sets), us, self._slot_ms))
+        self.spoiled = False
+        return slots
+
+    def _warm_up(self, references: Sequence[Slot]) -> None:
+        """Bring the GPU to the temperature and power of the race: the host has verified for a while."""
+        if self.policy.regime == BURST:
+            return
+        for _ in range(max(1, round(_HEAT_MS / self._slot_ms))):
+            self._gpu.stopwatch.replay(references[0])
+
+
+def _workspace(kernel: Kernel, plan: LaunchPlan) -> Any:
+    """Zeroed memory for a launch of `plan`; never empty, so that it has an address."""
+    return torch().zeros(max(1, kernel.workspace_bytes(plan)), dtype=torch().uint8, device=DEVICE)
+
+
+def _bind(kernel: Kernel, plan: LaunchPlan, operands: OperandSet, workspace: Any) -> BoundLaunch:
+    addresses = (operands.a.data_ptr(), operands.b.data_ptr(), operands.d.data_ptr(), workspace.data_ptr())
+    return BoundLaunch(kernel, plan, *addresses)
+
+
+def _close(slots: list[Slot]) -> None:
+    """Free the graphs of `slots` and empty the list."""
+    while slots:
+        slots.pop().graph.close()
+
+
+def _enqueue_reference(reference: Reference, sets: Sequence[OperandSet], index: int) -> None:
+    reference.enqueue(sets[index])
+
+
+def _float32_product(operands: OperandSet) -> Any:
+    """A x B in float32 without tensor cores, in slices of rows."""
+    b = operands.b.float()
+    product = torch().empty(operands.d.shape, dtype=torch().float32, device=operands.d.device)
+    rows, columns = operands.d.shape
+    for part in check.row_slices(rows, max(columns, operands.a.shape[1])):
+        torch().mm(operands.a[part].float(), b, out=product[part])
+    return product
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

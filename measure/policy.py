@@ -1,0 +1,91 @@
+"""How to measure: slot lengths, rounds, checks. A result is comparable with another of the same policy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+LIMITED_MHZ = 1700.0
+"""Below this effective clock (of 1980) cuBLAS is held back by power: measured on H200, where all large bf16
+problems run at 1290 to 1600 MHz and the others above 1800."""
+
+SUSTAINED = "sustained"
+BURST = "burst"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The rules of one kind of measurement. Times are of the GPU, in milliseconds unless the name says seconds."""
+
+    name: str
+    regime: str = SUSTAINED
+    """`sustained`: every slot follows a spacer of cuBLAS, so that all see one thermal and power state;
+    `burst`: every slot follows `idle_ms` of rest."""
+    slot_ms: float = 2.0
+    """Length of a timed slot; a kernel that is longer runs once."""
+    limited_slot_ms: float = 2.0
+    """The same where cuBLAS runs below LIMITED_MHZ: long slots give a frugal kernel its own higher clock."""
+    spacer_ms: float = 1.0
+    idle_ms: float = 0.0
+    rounds: int = 5
+    l2_multiple: float = 3.0
+    """Operands and outputs rotate over more than this many times the L2."""
+    check_seeds: int = 1
+    """Random operand sets on which the result is compared with the reference, before and after timing."""
+    race_rounds: int = 3
+    """Rounds in which the algorithms of cuBLASLt run against each other, once for each problem."""
+    finalists: int = 1
+    """The fastest of those, which take part in every round."""
+    claims: bool = False
+    """Whether times of this policy are claimed against cuBLAS: the race for the best algorithm then goes by time
+    also where power is short; otherwise by cycles, which scatter ten times less there."""
+    max_ms: float = 1000.0
+    """A candidate that has taken this long, and has three samples, sits out the remaining rounds."""
+    timeout_s: float = 20.0
+    """Longest wait for a sign of life while one candidate is verified."""
+    seed: int = 0
+
+    @property
+    def key(self) -> str:
+        """The name and a short hash of every field: `final-3fa2b1c09d7e`."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return f"{self.name}-{digest[:12]}"
+
+    def slot(self, effective_mhz: float) -> float:
+        """Milliseconds of a slot for a problem on which cuBLAS runs at `effective_mhz`."""
+        return self.limited_slot_ms if effective_mhz < LIMITED_MHZ else self.slot_ms
+
+
+SCREEN = Policy("screen")
+"""To rank candidates: about 20 ms of GPU time each."""
+
+FINAL = Policy(
+    "final",
+    slot_ms=4.0,
+    limited_slot_ms=25.0,
+    rounds=25,
+    check_seeds=2,
+    race_rounds=7,
+    finalists=3,
+    claims=True,
+    max_ms=10_000.0,
+)
+"""To claim: 25 rounds, in 25 ms slots where power limits."""
+
+BURST_FINAL = Policy(
+    "burst",
+    regime=BURST,
+    slot_ms=2.5,
+    limited_slot_ms=2.5,
+    spacer_ms=0.0,
+    idle_ms=60.0,
+    rounds=9,
+    check_seeds=2,
+    race_rounds=5,
+    finalists=3,
+    claims=True,
+)
+"""What a short run from rest sees: up to 15 % faster than sustained."""
+
+POLICIES = {policy.name: policy for policy in (SCREEN, FINAL, BURST_FINAL)}

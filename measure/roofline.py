@@ -1,0 +1,24 @@
+"""The fastest that hardware allows."""
+
+from __future__ import annotations
+
+from ..space import Device, Problem
+
+DRAM_PEAK_BYTES_PER_S = 4.8e12
+"""HBM3e of an H200, datasheet; reads were measured at 4.4e12. No Hopper has more."""
+
+
+def floor_us(problem: Problem, device: Device) -> float:
+    """Microseconds that no correct kernel can beat: the tensor cores at the highest clock, memory at its datasheet
+    rate. Operands that rotate over more than the L2 come from memory."""
+    return _bound(problem, device, float(device.max_clock_mhz), DRAM_PEAK_BYTES_PER_S)
+
+
+def roofline_us(problem: Problem, device: Device, clock_mhz: float) -> float:
+    """Microseconds at the tensor peak of `clock_mhz` or the measured rate of reading, whichever is longer."""
+    return _bound(problem, device, clock_mhz, device.dram_bytes_per_s)
+
+
+def _bound(problem: Problem, device: Device, clock_mhz: float, bytes_per_s: float) -> float:
+    flops_per_us = device.sm_count * device.tensor_flops_per_clock_per_sm * clock_mhz
+    return max(problem.flops / flops_per_us, problem.bytes / bytes_per_s * 1e6)

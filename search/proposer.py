@@ -1,0 +1,205 @@
+"""What to try next on one problem: the draft, an Optuna sampler, the neighbourhood of the best, and chance.
+
+Everything happens in one fixed order, so that the same seed and the same measures give the same proposals.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from ..space import ALL_VALUES, Schedule
+from .polish import refinements
+from .spaces import SearchSpace, tile_of
+
+Rank = Callable[[Sequence[Schedule]], Sequence[Schedule]]
+"""Puts schedules of the problem in order, best first: the learned ranker, or the analytic model."""
+
+SEEDS = 16
+"""Proposed from the draft and from other problems before the measures have a say."""
+
+EXPLORING = 0.1
+POLISHING = 0.4
+"""Shares of a batch: chance, as insurance against what the models do not see; the neighbourhood of the best.
+The rest is the sampler's and the draft's."""
+
+OVERSAMPLING = 2
+"""Suggestions asked of the sampler for each one that the ranker lets through."""
+
+ALIKE = 2
+"""Most schedules of a batch with one tile, except in a neighbourhood."""
+
+_TRIES = 64
+"""Random draws in a row that may be known already before a space counts as exhausted."""
+
+_FAILED = 1.0
+"""How much worse than the worst measured schedule a failed one is, in logarithm."""
+
+
+class Proposer:
+    """Proposes schedules for one problem and learns what they cost.
+
+    `transfers` are schedules that are good on other problems. What is known of this one is told like anything else.
+    """
+
+    def __init__(self, space: SearchSpace, seed: int, transfers: Iterable[Schedule] = ()) -> None:
+        self._space = space
+        self._rng = random.Random(seed)
+        self._seen: set[Schedule] = set()
+        self._broken: set[Schedule] = set()
+        self._costs: dict[Schedule, float] = {}
+        self._asked: list[optuna.Trial] = []
+        self._transfers = list(transfers)
+        self._drafted: list[Schedule] | None = None
+        self._seed = seed
+        self._seeded = 0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed)
+        verbosity = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._study = optuna.create_study(sampler=sampler, direction="minimize")
+        optuna.logging.set_verbosity(verbosity)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether everything there is has been proposed."""
+        return len(self._seen) >= self._space.size
+
+    def best(self, count: int) -> list[Schedule]:
+        """The cheapest schedules known, cheapest first."""
+        return sorted(self._costs, key=lambda s: (self._costs[s], s))[:count]
+
+    def cost(self, schedule: Schedule) -> float:
+        """What a schedule of `best` costs."""
+        return self._costs[schedule]
+
+    def add_transfers(self, schedules: Iterable[Schedule]) -> None:
+        """Schedules that other problems turned out to like."""
+        self._transfers += [s for s in schedules if s not in self._transfers]
+
+    def tell(self, outcomes: Mapping[Schedule, float | None]) -> None:
+        """What schedules cost, proposed here or not; None for one that failed."""
+        while self._asked:
+            # What was asked has been measured as the valid schedule nearest to it, and is told as that.
+            self._study.tell(self._asked.pop(), state=optuna.trial.TrialState.FAIL)
+        self._seen |= outcomes.keys()
+        self._costs.update((s, cost) for s, cost in outcomes.items() if cost is not None)
+        worst = max(self._costs.values(), default=None)
+        for schedule, cost in outcomes.items():
+            if cost is not None:
+                value = math.log(cost)
+            elif worst is not None:
+                value = math.log(worst) + _FAILED
+            else:
+                continue
+            params = _params(schedule)
+            self._study.add_trial(optuna.trial.create_trial(params=params, distributions=_DISTRIBUTIONS, value=value))
+
+    def reject(self, kernel: Schedule) -> None:
+        """Propose no schedule of this kernel again: it does not compile."""
+        self._broken.add(kernel.kernel)
+
+    def propose(self, count: int, rank: Rank) -> list[Schedule]:
+        """At most `count` schedules that were never proposed before; fewer only when there are no more."""
+        batch: list[Schedule] = []
+        explored = max(1, round(EXPLORING * count)) if count > 1 else 0
+        if self._seeded < SEEDS or not self._costs:
+            self._seeded += self._take(self._start(rank), count - explored, batch)
+        else:
+            polished = refinements(self._space, self.best(3), self._rng)
+            self._take(rank(self._fresh(polished)), round(POLISHING * count), batch)
+            wanted = count - explored - len(batch)
+            pool = self._fresh([*self._suggestions(OVERSAMPLING * wanted), *self._draft(), *self._moved()])
+            self._take(_diverse(rank(pool)), wanted, batch)
+        self._take(self._chance(count - len(batch)), count - len(batch), batch)
+        return batch
+
+    def _take(self, schedules: Iterable[Schedule], most: int, batch: list[Schedule]) -> int:
+        fresh = self._fresh(schedules)[: max(0, most)]
+        self._seen |= set(fresh)
+        batch += fresh
+        return len(fresh)
+
+    def _fresh(self, schedules: Iterable[Schedule]) -> list[Schedule]:
+        return [s for s in dict.fromkeys(schedules) if s not in self._seen and s.kernel not in self._broken]
+
+    def _draft(self) -> list[Schedule]:
+        if self._drafted is None:
+            self._drafted = self._space.pool(self._seed)
+        return self._drafted
+
+    def _start(self, rank: Rank) -> list[Schedule]:
+        """The draft in the ranker's order, taking turns with what other problems like."""
+        drafted = _diverse(rank(self._draft()))
+        return [s for pair in zip_longest(drafted, self._moved()) for s in pair if s is not None]
+
+    def _moved(self) -> list[Schedule]:
+        return [self._space.project(s.to_json()) for s in self._transfers]
+
+    def _suggestions(self, count: int) -> list[Schedule]:
+        found = []
+        for _ in range(count):
+            trial = self._study.ask(_DISTRIBUTIONS)
+            self._asked.append(trial)
+            found.append(self._space.project(_wish(trial.params)))
+        return found
+
+    def _chance(self, count: int) -> list[Schedule]:
+        found: dict[Schedule, None] = {}
+        misses = 0
+        while len(found) < count and misses < _TRIES:
+            schedule = self._space.sample(self._rng)
+            if schedule in found or not self._fresh([schedule]):
+                misses += 1
+            else:
+                misses = 0
+                found[schedule] = None
+        return list(found)
+
+
+def _diverse(ranked: Sequence[Schedule]) -> list[Schedule]:
+    """The same schedules, those beyond ALIKE of one tile moved to the end."""
+    taken: Counter[Any] = Counter()
+    first: list[Schedule] = []
+    rest: list[Schedule] = []
+    for schedule in ranked:
+        taken[tile_of(schedule)] += 1
+        (first if taken[tile_of(schedule)] <= ALIKE else rest).append(schedule)
+    return first + rest
+
+
+def _distribution(values: tuple[Any, ...]) -> BaseDistribution:
+    """Numbers are indices into their ordered values, so that the sampler knows which are close; words are not."""
+    if isinstance(values[0], str | bool):
+        return CategoricalDistribution(values)
+    return IntDistribution(0, len(values) - 1)
+
+
+_DISTRIBUTIONS = {name: _distribution(values) for name, values in ALL_VALUES.items()}
+
+
+def _params(schedule: Schedule) -> dict[str, Any]:
+    params = {}
+    for name, values in ALL_VALUES.items():
+        value = getattr(schedule, name)
+        params[name] = values.index(value) if isinstance(_DISTRIBUTIONS[name], IntDistribution) else value
+    return params
+
+
+def _wish(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "producer_regs": 0,
+        **{
+            name: ALL_VALUES[name][value] if isinstance(_DISTRIBUTIONS[name], IntDistribution) else value
+            for name, value in params.items()
+        },
+    }

@@ -1,0 +1,375 @@
+"""The command line: results on stdout, one line and exit code 2 for bad input, runs that stop and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from journals import ENV, FIRST, FOURTH, SECOND, contents, measured
+from tileseek.cost_model.analytic import estimate_us
+from tileseek.heuristics.journal import Journal, pack_journal, read_journal
+from tileseek.heuristics.table import build_table, load_table
+from tileseek.space import H200, BadInput, Problem, Schedule, sample, violations
+
+from tileseek import cli, gpus
+
+P = Problem(8192, 6144, 4096)
+SIZES = ["8192", "6144", "4096"]
+
+
+class Run:
+    """What a command printed, and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Cli = Callable[..., Run]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command line in this process."""
+
+    def run(*words: object) -> Run:
+        monkeypatch.setattr(sys, "argv", ["tileseek", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        assert isinstance(stop.value.code, int)
+        return Run(stop.value.code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.json"
+    journal = contents([measured(P, FIRST, 600.0, 1.01, ratio_to_best=0.99), measured(P, SECOND, 650.0, 0.95)])
+    path.write_text(build_table(journal, H200).dumps())
+    return path
+
+
+# Answers
+
+
+def test_query(run: Cli, table: Path) -> None:
+    done = run("query", *SIZES, "--table", table, "--device", "H200")
+    assert done.code == 0
+    assert done.out.splitlines()[0] == FIRST.name
+    assert "provenance   exact\nexpected     600.00 us" in done.out
+    assert done.err == ""
+
+
+def test_query_prints_one_json_document(run: Cli, table: Path) -> None:
+    answer = json.loads(run("query", *SIZES, "--table", table, "--device", "H200", "--json").out)
+    assert Schedule.from_json(answer["schedule"]) == FIRST
+    assert (answer["provenance"], answer["expected_us"], answer["workspace"]) == ("exact", 600.0, 0)
+    assert Problem.from_json(answer["problem"]) == Problem.from_json(answer["origin"]) == P
+    assert answer["launch"] == {"grid": 132, "block": 384, "cluster": 2, "smem": 180272}
+
+
+def test_query_of_a_suite_answers_every_row(run: Cli, table: Path, tmp_path: Path) -> None:
+    suite = tmp_path / "mine.csv"
+    suite.write_text("name,layout,dtype,m,n,k\na,nt,bf16,8192,6144,4096\nb,nt,fp8,64,64,64\nc,nt,bf16,4096,6144,4096\n")
+    answers = json.loads(run("query", suite, "--table", table, "--device", "H200", "--json").out)
+    assert [(answer["name"], answer.get("provenance")) for answer in answers] == [
+        ("a", "exact"),
+        ("b", None),
+        ("c", "nearest"),
+    ]
+    assert "fp8" in answers[1]["error"]
+    rows = run("query", suite, "--table", table, "--device", "H200").out.splitlines()
+    assert [row.split()[0] for row in rows] == ["problem", "a", "b", "c"]
+
+
+def test_codegen_prints_the_source_of_the_best_schedule(run: Cli, table: Path, tmp_path: Path) -> None:
+    done = run("codegen", *SIZES, "--table", table)
+    assert (done.code, done.err) == (0, "")
+    assert FIRST.kernel.name in done.out.splitlines()[0]
+    assert "tileseek_matmul(" in done.out
+    out = tmp_path / "new" / "kernel.cu"
+    assert run("codegen", *SIZES, "--schedule", FOURTH.name, "--out", out).out == ""
+    assert FOURTH.kernel.name in out.read_text().splitlines()[0]
+
+
+def test_codegen_audit_and_sass(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("TILESEEK_CACHE", str(tmp_path / "cache"))
+    audit = json.loads(run("codegen", *SIZES, "--schedule", FOURTH.name, "--audit", "--json").out)
+    assert audit["accepted"] is True
+    assert audit["spill_bytes"] == audit["stack_bytes"] == 0
+    assert "spill_bytes" in run("codegen", *SIZES, "--schedule", FOURTH.name, "--audit").out
+    assert "HGMMA" in run("codegen", *SIZES, "--schedule", FOURTH.name, "--sass").out
+
+
+@pytest.mark.parametrize("form", ["csv", "inductor", "nvfuser"])
+def test_export(run: Cli, table: Path, tmp_path: Path, form: str) -> None:
+    done = run("export", form, "--table", table)
+    assert (done.code, done.err) == (0, "")
+    assert "6144" in done.out
+    out = tmp_path / "exported"
+    assert run("export", form, "--table", table, "--out", out).out == ""
+    assert out.read_text() == done.out
+
+
+def test_doctor(run: Cli) -> None:
+    facts = json.loads(run("doctor", "--json").out)
+    assert set(facts["abilities"]) == {"query", "compile and search", "measure"}
+    assert run("doctor").code == 0
+
+
+def test_version_and_help(run: Cli) -> None:
+    assert run("--version").out.startswith("tileseek ")
+    assert all(
+        word in run("--help").out for word in ("tune", "query", "codegen", "bench", "export", "report", "doctor")
+    )
+
+
+# Refusals
+
+
+def wrong_csv(folder: Path) -> str:
+    (folder / "wrong.csv").write_text("name,m,n,k\na,1,8,8\n")
+    return str(folder / "wrong.csv")
+
+
+def newer_table(folder: Path) -> str:
+    (folder / "newer.json").write_text('{"schema": 99}')
+    return str(folder / "newer.json")
+
+
+def broken_table(folder: Path) -> str:
+    (folder / "broken.json").write_text("{")
+    return str(folder / "broken.json")
+
+
+def a_file(folder: Path) -> str:
+    (folder / "file").write_text("")
+    return str(folder / "file")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Missing command"),
+        (["frobnicate"], "frobnicate"),
+        (["query"], "Missing argument"),
+        (["query", "8"], "problem suite is '8': valid are headline, llm, nvfuser_sample"),
+        (["query", "8", "8"], "problems are '8 8'"),
+        (["query", "0", "8", "8"], "m is 0: valid is an integer from 1"),
+        (["query", "-5", "8", "8"], "m is -5: valid is an integer from 1"),
+        (["query", "8", "8.5", "8"], "n is '8.5': valid is a positive integer"),
+        (["query", "8", "8", "x"], "k is 'x': valid is a positive integer"),
+        (["query", "8", "8", "99999999999"], "k is 99999999999"),
+        (["query", "8", "8", "8", "--dtype", "int8"], "dtype is 'int8': valid are bf16, fp16, fp8"),
+        (["query", "8", "8", "8", "--layout", "xx"], "layout is 'xx': valid are nt, nn, tn, tt"),
+        (["query", "8", "8", "8", "--epilogue", "magic"], "epilogue is 'magic'"),
+        (["query", "8", "8", "8", "--frob"], "option --frob is unknown"),
+        (["query", "8", "8", "8", "--device", "B200"], "device is 'B200': valid are H200"),
+        (["query", "8", "8", "8", "--dtype", "fp8"], "dtype fp8 has no kernel yet"),
+        (["query", "headline", "--dtype", "fp16"], "--dtype goes with sizes"),
+        (["query", "none.csv"], "cannot read problems from none.csv"),
+        (["query", wrong_csv], "the header is 'name,m,n,k': valid is name,layout,dtype,m,n,k"),
+        (["query", "8", "8", "8", "--table", "none.json"], "cannot read the table none.json"),
+        (["query", "8", "8", "8", "--table", newer_table], "has schema 99: valid is 1"),
+        (["query", "8", "8", "8", "--table", broken_table], "is not JSON"),
+        (["codegen", *SIZES, "--schedule", "fast"], "schedule is 'fast': valid is a name such as coop2_"),
+        (["codegen", *SIZES, "--schedule", FIRST.name.replace("_s3_", "_s9_")], "bytes of shared memory: valid is"),
+        (["codegen", *SIZES, "--sass", "--audit"], "--sass and --audit are both given"),
+        (["codegen", *SIZES, "--json"], "--json is given without --audit"),
+        (["codegen", "headline"], "25 problems are named"),
+        (["codegen", *SIZES, "--schedule", FIRST.name, "--out", "/proc/none/x"], "cannot write /proc/none/x"),
+        (["export", "yaml"], "form is 'yaml': valid are csv, inductor, nvfuser, table, t4"),
+        (["export", "t4", "--journal", "none.jsonl"], "cannot read the journal none.jsonl"),
+        (["report", "none.jsonl"], "cannot read the journal none.jsonl"),
+        (["report", "."], "no journal in the folder ."),
+        (["bench", *SIZES, "--policy", "lucky"], "policy is 'lucky': valid are screen, final, burst"),
+        (["tune", *SIZES, "--measurements", "0"], "0 measurements: valid is a positive number"),
+        (["tune", *SIZES, "--measurements", "many"], "'many' is not a whole number"),
+        (["tune", *SIZES, "--seconds", "1h"], "'1h' is not a number"),
+        (["bench", *SIZES, "--gpu", "one"], "'one' is not a whole number"),
+        (["tune", *SIZES, "--replay", "none.jsonl"], "cannot read the journal none.jsonl"),
+        (["tune", *SIZES, "--replay", "none.jsonl", "--gpu", "0"], "both given"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[object], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*(word(tmp_path) if callable(word) else word for word in words))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("tileseek: ")
+    assert message in done.err
+
+
+def no_gpus() -> tuple[gpus.Gpu, ...]:
+    return ()
+
+
+def an_ampere() -> tuple[gpus.Gpu, ...]:
+    return (gpus.Gpu(0, "NVIDIA A100", "8.0", 108, 80 << 30),)
+
+
+@pytest.mark.parametrize("command", [["bench", *SIZES], ["tune", *SIZES, "--gpu", "0"]])
+def test_no_gpu_or_another_one(run: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for found, message in (
+        (no_gpus, "GPU 0 is not there: 0 visible, valid is a Hopper GPU"),
+        (an_ampere, "GPU 0 is 'NVIDIA A100' of compute capability 8.0: valid is 9.0 (Hopper)"),
+    ):
+        monkeypatch.setattr(gpus, "gpus", found)
+        done = run(*command)
+        assert (done.code, done.out) == (2, "")
+        assert done.err == f"tileseek: {message}\n" or message in done.err
+
+
+def test_a_bug_stays_visible(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only bad input becomes a line; anything else keeps its traceback."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tileseek.commands.query.read_problems", lambda *_, **__: broken())
+    monkeypatch.setattr(sys, "argv", ["tileseek", "query", "8", "8", "8"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m tileseek codegen 64 64 64 --schedule {FOURTH.name} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd="/", check=True)
+    assert done.stderr == ""
+
+
+# Runs
+
+
+PROBLEMS = [Problem(4096, 4096, 4096), Problem(512, 4096, 2048)]
+SUITE = "name,layout,dtype,m,n,k\nlarge,nt,bf16,4096,4096,4096\nsmall,nt,bf16,512,4096,2048\nabsent,nt,bf16,8,8,8\n"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed journal of 60 schedules for each of two problems, timed by the analytic model."""
+    import random
+
+    folder = tmp_path_factory.mktemp("recorded")
+    rng = random.Random(3)
+    with Journal(folder / "journal.jsonl") as journal:
+        journal.append({"kind": "env", "env": "e1", **ENV})
+        for problem in PROBLEMS:
+            for schedule in {sample(problem, H200, rng) for _ in range(60)}:
+                time = estimate_us(problem, schedule, H200)
+                measure = measured(problem, schedule, time, 200 / time)
+                line = {name: getattr(measure, name) for name in ("status", "times_us", "median_us", "ratio_to_ref")}
+                head = {"kind": "measure", "problem": problem.to_json(), "schedule": schedule.to_json()}
+                journal.append({**head, **line, "env": "e1", "policy": "screen-1"})
+    pack_journal(folder / "journal.jsonl", folder / "journal.jsonl.gz")
+    (folder / "suite.csv").write_text(SUITE)
+    return folder
+
+
+def test_tune_replays_stops_at_its_budget_and_goes_on(run: Cli, recorded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = ["tune", recorded / "suite.csv", "--replay", recorded / "journal.jsonl.gz", "--out", out]
+    done = run(*command, "--measurements", 30)
+    assert done.code == 0
+    assert "2 of 2 problems have a schedule" in done.out
+    assert "left out 1 of 3 problems: absent" in done.err
+    first = read_journal(out / "journal.jsonl")
+    screened = [(m.problem, m.schedule) for m in first.measures]
+    assert len(set(screened)) == 30
+    table = load_table(out / "table.json")
+    assert {entry.problem for entry in table.entries} == set(PROBLEMS)
+    for entry in table.entries:
+        assert violations(entry.problem, entry.schedule, H200) == []
+    assert "| large |" in (out / "report.md").read_text()
+
+    assert "going on from" in run(*command, "--measurements", 60).err
+    again = read_journal(out / "journal.jsonl")
+    assert again.measures[: len(first.measures)] == first.measures, "nothing measured is lost"
+    assert len({(m.problem, m.schedule) for m in again.measures}) == 60, "or measured again"
+    assert f"{out / 'report.md'}" in run(*command, "--measurements", 60).out
+    report = run("report", out)
+    assert (report.code, report.out.count("| sq4096 |")) == (0, 1)
+
+
+def test_tune_without_a_gpu_says_so_in_one_line(
+    run: Cli, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tileseek.commands.tune.gpus", an_ampere)
+    monkeypatch.setattr("tileseek.commands.tune.journal_path", lambda device: recorded / "journal.jsonl.gz")
+    done = run("tune", "4096", "4096", "4096", "--measurements", 20, "--out", tmp_path / "run")
+    assert done.code == 0
+    assert done.err.splitlines()[0] == "no Hopper GPU here (NVIDIA A100): replaying what was measured on an H200"
+
+
+def test_tune_of_problems_that_nobody_measured(run: Cli, recorded: Path, tmp_path: Path) -> None:
+    done = run("tune", "8", "8", "8", "--replay", recorded / "journal.jsonl.gz", "--out", tmp_path / "run")
+    assert done.code == 2
+    assert "it is not in the journal" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_tune_into_a_folder_that_cannot_be_written(run: Cli, recorded: Path, tmp_path: Path) -> None:
+    done = run("tune", "4096", "4096", "4096", "--replay", recorded / "journal.jsonl.gz", "--out", a_file(tmp_path))
+    assert done.code == 2
+    assert "cannot write the journal" in done.err
+
+
+def test_tune_skips_damaged_lines_and_counts_them(run: Cli, recorded: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_bytes((recorded / "journal.jsonl").read_bytes() + b"{broken\n" + b'{"v": 99}\n')
+    out = tmp_path / "run"
+    done = run("tune", "4096", "4096", "4096", "--replay", damaged, "--out", out, "--measurements", 20)
+    assert done.code == 0
+    assert f"{damaged}: 2 lines skipped as unreadable" in done.err
+
+
+def test_ctrl_c_keeps_what_there_is_and_says_how_to_go_on(recorded: Path, tmp_path: Path) -> None:
+    """A signal in the middle of a search, as a terminal sends it."""
+    out = tmp_path / "run"
+    words = ["tune", str(recorded / "suite.csv"), "--replay", str(recorded / "journal.jsonl.gz"), "--out", str(out)]
+    slow = """
+import sys, time
+from tileseek import cli
+from tileseek.search import runner
+measure = runner.ReplayRunner.measure
+def slowly(*arguments):
+    time.sleep(0.2)
+    return measure(*arguments)
+runner.ReplayRunner.measure = slowly
+cli.main()
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
+    )
+    journal = out / "journal.jsonl"
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 20:
+        assert process.poll() is None, process.communicate()
+    os.kill(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "to go on where it stopped: tileseek tune" in stderr
+    assert "Traceback" not in stderr
+    assert "problems have a schedule" in stdout
+    assert load_table(out / "table.json").entries
+    assert read_journal(journal).skipped == 0
+
+
+def test_unknown_hopper_gpus_are_a_class_of_their_own() -> None:
+    assert gpus.Gpu(0, "NVIDIA H200", "9.0", 132, 1).device == H200
+    for name, sm_count in (("NVIDIA H200 NVL", 132), ("NVIDIA H200", 16)):
+        device = gpus.Gpu(0, name, "9.0", sm_count, 1).device
+        assert device != H200
+        assert device.sm_count == sm_count
+    with pytest.raises(BadInput, match="valid is a Hopper"):
+        gpus.hopper(99)

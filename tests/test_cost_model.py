@@ -1,0 +1,200 @@
+"""The analytic model agrees with what was measured on an H200; draft, ranker and predictor keep their contracts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from zlib import crc32
+
+import pytest
+from synthetic import PROBLEMS, journal, measure, true_us
+from tileseek.cost_model.analytic import H200_CONSTANTS, analyse, estimate_us, fit, floor_us
+from tileseek.cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, costs, yardstick
+from tileseek.cost_model.draft import PER_TILE, analytic_best, draft
+from tileseek.cost_model.predictor import Predictor
+from tileseek.cost_model.ranker import family, train
+from tileseek.cost_model.regret import analytic_regret, evaluate, held_out_regret, split_families
+from tileseek.heuristics.journal import JournalContents, measure_from_json
+from tileseek.space import H200, BadInput, Problem, Schedule, violations
+
+COOP = Schedule.parse("coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2")
+PINGPONG = Schedule.parse("pp2_128x192x64_s5_w1_c1x1_pall_rm8_reg24-240_tma64x1")
+DECODE = Schedule.parse("coop1_64x64x128_s4_w0_c1x1_pall_rm1_reg0-0_tma64x1")
+LARGE = Problem(8192, 8192, 8192)
+SHORT = Problem(8192, 32768, 512)
+
+
+@pytest.fixture(scope="module")
+def contents() -> JournalContents:
+    return journal(PROBLEMS[::2], each=60)
+
+
+def tflops(problem: Problem, schedule: Schedule) -> float:
+    return problem.flops / estimate_us(problem, schedule, H200) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("problem", "schedule", "measured"),
+    [
+        (LARGE, COOP, 684),
+        (LARGE, PINGPONG, 690),
+        (Problem(4096, 4096, 4096), COOP, 675),
+        (Problem(4096, 4096, 4096), PINGPONG, 622),
+        (SHORT, COOP, 579),
+        (SHORT, PINGPONG, 643),
+        (LARGE, Schedule.parse("coop2_256x192x64_s3_w0_c1x1_pall_rm8_reg24-240_tma64x1"), 691),
+    ],
+)
+def test_large_problems_agree_with_the_card(problem: Problem, schedule: Schedule, measured: float) -> None:
+    assert tflops(problem, schedule) == pytest.approx(measured, rel=0.06)
+
+
+@pytest.mark.parametrize(("stages", "measured"), [(2, 32.9), (3, 19.8), (4, 16.2), (6, 14.7), (11, 15.6)])
+def test_decode_agrees_with_the_card(stages: int, measured: float) -> None:
+    schedule = replace(DECODE, stages=stages)
+    assert estimate_us(Problem(16, 6144, 4096), schedule, H200) == pytest.approx(measured, rel=0.1)
+
+
+def test_the_model_knows_what_is_slow() -> None:
+    assert tflops(LARGE, replace(PINGPONG, mma_in_flight=0)) < 0.9 * tflops(LARGE, PINGPONG)
+    deep = Schedule.parse("coop2_128x256x128_s2_w0_c1x1_pall_rm8_reg40-232_tma32x1")
+    assert tflops(LARGE, replace(deep, mma_in_flight=1)) < 0.9 * tflops(LARGE, deep)
+    assert tflops(SHORT, PINGPONG) > 1.08 * tflops(SHORT, COOP)
+
+
+def test_no_estimate_is_below_the_floor(contents: JournalContents) -> None:
+    for m in contents.measures:
+        assert estimate_us(m.problem, m.schedule, H200) > 0.97 * floor_us(m.problem, H200)
+
+
+def test_bands_save_traffic() -> None:
+    def traffic(schedule: Schedule) -> float:
+        return analyse(LARGE, schedule, H200).traffic
+
+    assert traffic(COOP) < traffic(replace(COOP, swizzle=1))
+    assert traffic(replace(COOP, serpentine=True)) < traffic(COOP)
+    small = Problem(1024, 1024, 1024)
+    assert analyse(small, COOP, H200).traffic == pytest.approx(small.bytes)
+
+
+def test_fit_recovers_a_constant() -> None:
+    truth = replace(H200_CONSTANTS, latency_ns=700.0)
+    problem = Problem(16, 6144, 4096)
+    measures = [
+        measure(problem, s, estimate_us(problem, s, H200, truth))
+        for s in (replace(DECODE, stages=stages, tile_n=n) for stages in (2, 3, 4) for n in (32, 48, 64, 96))
+    ]
+
+    def error(constants: object) -> float:
+        return max(
+            abs(estimate_us(problem, m.schedule, H200, constants) / m.median_us - 1)  # type: ignore[arg-type, operator]
+            for m in measures
+        )
+
+    assert error(fit(measures, H200)) < 0.02 < error(H200_CONSTANTS)
+
+
+@pytest.mark.parametrize("problem", [LARGE, Problem(16, 2112, 7168), Problem(1, 8, 8), Problem(1000, 1000, 1000)])
+def test_draft_is_valid_ordered_and_diverse(problem: Problem) -> None:
+    found = draft(problem, H200, 32, seed=1)
+    assert found == draft(problem, H200, 32, seed=1)
+    assert len({s.kernel for s in found}) == len(found) == 32
+    assert not any(violations(problem, s, H200) for s in found)
+    times = [estimate_us(problem, s, H200) for s in found]
+    assert times == sorted(times)
+    tiles = Counter((s.arrangement, s.consumers, s.tile_m, s.tile_n, s.tile_k) for s in found)
+    assert max(tiles.values()) <= PER_TILE
+    best = analytic_best(problem, H200)
+    assert not violations(problem, best, H200)
+    assert estimate_us(problem, best, H200) <= times[0] * 1.02
+
+
+def test_draft_chooses_as_the_card_would() -> None:
+    assert analytic_best(SHORT, H200).arrangement == "pp"
+    assert analytic_best(Problem(16, 6144, 4096), H200).tile_n < 64
+    assert analytic_best(Problem(16, 1280, 8192), H200).split_k > 1
+    assert analytic_best(Problem(256, 256, 65536), H200).split_k > 1
+
+
+def test_draft_refuses_what_no_kernel_can_run() -> None:
+    with pytest.raises(BadInput, match="multiples of 16 bytes"):
+        draft(Problem(16, 64, 100), H200, 4)
+
+
+def test_costs_use_one_yardstick() -> None:
+    problem = Problem(16, 4096, 4096)
+
+    def timed(s: Schedule, mhz: float, **fields: float) -> object:
+        return measure_from_json({**measure(problem, s, 10.0).raw, "clock_mhz": mhz, **fields})
+
+    other = replace(DECODE, stages=3)
+    fast = [timed(DECODE, 1850, ratio_cycles=1.1, ratio_to_ref=1.0), timed(other, 1850, ratio_to_ref=1.2)]
+    assert yardstick(fast) == TIME  # type: ignore[arg-type]
+    assert costs(fast)[other] == pytest.approx(1 / 1.2)  # type: ignore[arg-type]
+    slow = [timed(DECODE, 1350, ratio_cycles=1.1), timed(other, 1350, ratio_cycles=1.3)]
+    assert yardstick(slow) == CYCLES  # type: ignore[arg-type]
+    failed = measure(problem, DECODE, 1.0, status="timeout")
+    assert cost(failed, MICROSECONDS) is None
+    assert costs([failed]) == {}
+
+
+def test_splits_never_share_a_family(contents: JournalContents) -> None:
+    held_out = []
+    for training, held in split_families(contents.measures, 3):
+        assert training and held
+        assert not {family(m.problem) for m in training} & {family(m.problem) for m in held}
+        held_out += [m.problem for m in held]
+    assert Counter(held_out) == Counter(m.problem for m in contents.measures)
+
+
+def test_ranker_beats_draft_beats_chance_on_unseen_families(contents: JournalContents) -> None:
+    learned = held_out_regret(contents.measures, H200, folds=4)
+    analytic = analytic_regret(contents.measures, H200)
+    shuffled = evaluate(contents.measures, lambda _, s: sorted(s, key=lambda s: crc32(s.name.encode())))
+    assert analytic.mean < shuffled.mean
+    assert learned.mean < 0.6 * analytic.mean
+    # A tenth of 60 schedules is six: chance keeps the best of one problem in ten.
+    assert learned.recall >= 0.5 > analytic.recall
+    assert held_out_regret(contents.measures, H200, folds=4, picks=6).mean < 0.02
+    assert learned.worst_decile <= max(learned.per_problem.values())
+
+
+def test_training_is_deterministic(contents: JournalContents) -> None:
+    assert train(contents.measures, H200, seed=3).to_json() == train(contents.measures, H200, seed=3).to_json()
+
+
+def test_predictor_equals_ranker(contents: JournalContents) -> None:
+    ranker = train(contents.measures, H200)
+    predictor = Predictor.from_json(json.loads(json.dumps(ranker.to_json())))
+    for problem in (PROBLEMS[0], PROBLEMS[5], Problem(777, 1000, 1024)):
+        schedules = draft(problem, H200, 20)
+        scores = ranker.scores(problem, schedules, H200)
+        assert [predictor.score(problem, s, H200) for s in schedules] == pytest.approx(scores.mean.tolist(), abs=1e-12)
+        assert (scores.spread >= 0).all() and scores.spread.max() > 0
+        assert predictor.rank(problem, schedules, H200)[0] == ranker.rank(problem, schedules, H200)[0]
+    assert predictor.rank(PROBLEMS[0], [], H200) == []
+
+
+def test_predicted_times_are_calibrated(contents: JournalContents) -> None:
+    predictor = Predictor.from_json(train(contents.measures, H200).to_json())
+    best = [min(costs(m), key=costs(m).__getitem__) for m in _groups(contents)]
+    for group, schedule in zip(_groups(contents), best, strict=True):
+        problem = group[0].problem
+        assert predictor.expected_us(problem, schedule, H200) == pytest.approx(true_us(problem, schedule), rel=0.15)
+
+
+def test_bad_predictors_and_too_few_measures_are_refused(contents: JournalContents) -> None:
+    good = train(contents.measures, H200).to_json()
+    for bad in ({}, {**good, "version": 99}, {**good, "features": ["m"]}, {**good, "members": [1]}):
+        with pytest.raises(BadInput):
+            Predictor.from_json(bad)
+    with pytest.raises(BadInput, match="to learn from"):
+        train(contents.measures[:5], H200)
+
+
+def _groups(contents: JournalContents) -> list[list]:  # type: ignore[type-arg]
+    groups: dict[Problem, list] = {}  # type: ignore[type-arg]
+    for m in contents.measures:
+        groups.setdefault(m.problem, []).append(m)
+    return list(groups.values())

@@ -1,0 +1,88 @@
+"""Exports and reports: the forms that others read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from journals import FIRST, FOURTH, SECOND, THIRD, contents, measured
+from tileseek.heuristics.export import to_csv, to_inductor, to_nvfuser, to_t4
+from tileseek.heuristics.report import geomean, report
+from tileseek.heuristics.table import Table, build_table
+from tileseek.space import H200, NamedProblem, Problem
+
+P = Problem(4096, 6144, 2048)
+NARROW = replace(FIRST, tile_n=176)
+JOURNAL = contents(
+    [
+        measured(P, NARROW, 100.0, 1.25, ratio_to_best=1.05),
+        measured(P, FIRST, 110.0, 1.2),
+        measured(P, SECOND, 120.0, 1.1),
+        measured(Problem(16, 8, 64), replace(FOURTH, swap_ab=True), 3.0, 0.5, ratio_to_best=0.4),
+    ]
+)
+JOURNAL.compiles.append(measured(P, THIRD, 0.0, status="audit", median_us=None, times_us=()))
+
+
+@pytest.fixture
+def table() -> Table:
+    return build_table(JOURNAL, H200)
+
+
+def test_csv(table: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert [row["schedule"] for row in rows] == [entry.schedule.name for entry in table.entries]
+    assert [row["m"] for row in rows] == ["16", "4096"]
+    assert float(rows[1]["vs_cublas"]) == 1.25
+
+
+def test_inductor(table: Table) -> None:
+    found = json.loads(to_inductor(table))
+    key = "NVIDIA H200+((torch.bfloat16, [4096, 2048], [2048, 1]), (torch.bfloat16, [2048, 6144], [1, 2048]))+mm"
+    assert list(found) == [key], "a swapped schedule is none of Triton's"
+    assert [(c["BLOCK_M"], c["BLOCK_N"], c["BLOCK_K"], c["num_stages"], c["num_warps"]) for c in found[key]] == [
+        (128, 256, 64, 3, 8),
+        (64, 256, 64, 4, 4),
+    ]
+    assert found[key][0]["GROUP_M"] == 8
+    assert all(c["template_id"] == "triton::mm_persistent_tma" for c in found[key])
+
+
+def test_nvfuser(table: Table) -> None:
+    (row,) = json.loads(to_nvfuser(table))
+    assert row["problem"] == {"m": 4096, "n": 6144, "k": 2048, "batch_size": 1, "layout": 0, "precision": "TST"}
+    config = row["config"]
+    assert (config["cta_tile"], config["warp_tile"]) == ([128, 176, 64], [64, 176, 64])
+    assert (config["instruction_tile"], config["cluster_dims"]) == ([64, 176, 16], [2, 1, 1])
+    assert (config["load_stages"], config["grid_swizzle_factor"], config["cta_order"]) == (3, 8, 0)
+
+
+def test_t4() -> None:
+    document = json.loads(to_t4(JOURNAL))
+    assert document["schema_version"] == "1.0.0"
+    assert len(document["results"]) == len(JOURNAL.measures) + 1
+    failed, *measures = document["results"]
+    assert (failed["invalidity"], failed["correctness"], failed["times"]["runtimes"]) == ("compile", 0, [])
+    assert measures[0]["configuration"]["tile_n"] == 176
+    assert (measures[0]["invalidity"], measures[0]["correctness"]) == ("correct", 1)
+    assert measures[0]["measurements"][0] == {"name": "time", "value": 0.1, "unit": "ms"}
+
+
+def test_report(table: Table) -> None:
+    JOURNAL.skipped = 7
+    absent = NamedProblem("absent", Problem(8, 8, 8))
+    text = report(JOURNAL, table, [NamedProblem("mine", P), absent])
+    assert f"| mine | 100.00 | 1.0 % | 1.250 | 1.050 | 3 | `{NARROW.name}` |" in text
+    assert "cuBLAS default: geometric mean 0.791, faster on 1 of 2" in text
+    assert "best cuBLASLt algorithm: geometric mean 0.648, faster on 1 of 2" in text
+    assert f"Not in the table, of 2 asked for: {absent.problem.key}." in text
+    assert "- audit: 1\n- correct: 4\n" in text
+    assert "skipped as unreadable: 7" in text
+
+
+def test_geomean() -> None:
+    assert geomean([2.0, None, 0.5]) == pytest.approx(1.0)
+    assert geomean([None]) is None

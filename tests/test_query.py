@@ -1,0 +1,186 @@
+"""Queries: where answers come from, and that whatever is answered can be launched."""
+
+from __future__ import annotations
+
+import random
+import timeit
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from journals import FIFTH, FIRST, FOURTH, SECOND, THIRD, contents, measured
+from tileseek.codegen.plan import launch_plan
+from tileseek.heuristics.query import Choice, best_schedule
+from tileseek.heuristics.table import Table, build_table
+from tileseek.space import H100, H200, BadInput, Problem, sample, violations
+from tileseek.space.rules import SWIZZLES
+
+from tileseek.tables import make_table
+
+SQUARE = Problem(8192, 8192, 8192)
+SKINNY = Problem(16, 6144, 4096)
+
+OTHERS = [replace(THIRD, stages=stages) for stages in (2, 3, 5)]
+
+
+def table(*measures: object) -> Table:
+    return build_table(contents(measures or DEFAULT), H200)  # type: ignore[arg-type]
+
+
+DEFAULT = (
+    measured(SQUARE, FIRST, 1700.0, 1.0),
+    measured(SQUARE, SECOND, 1800.0, 0.95),
+    measured(SKINNY, FOURTH, 20.0, 1.1),
+)
+
+
+def test_exact() -> None:
+    choice = best_schedule(SQUARE, table())
+    assert (choice.schedule, choice.provenance, choice.expected_us) == (FIRST, "exact", 1700.0)
+    assert (choice.workspace, choice.origin) == (0, SQUARE)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(SQUARE, m=8191),
+        replace(SQUARE, n=8200),
+        replace(SQUARE, k=8184),
+        replace(SQUARE, dtype="fp16", out_dtype="fp16"),
+    ],
+)
+def test_a_problem_that_differs_in_anything_is_not_exact(other: Problem) -> None:
+    assert best_schedule(other, table()).provenance != "exact"
+
+
+def test_nearest_goes_by_the_ratio_of_sizes() -> None:
+    """2048 is four times nearer to 8192 than to 16, though 16 is nearer by difference."""
+    choice = best_schedule(replace(SQUARE, m=2048), table())
+    assert (choice.provenance, choice.schedule, choice.origin) == ("nearest", FIRST, SQUARE)
+    choice = best_schedule(replace(SKINNY, m=17), table())
+    assert (choice.provenance, choice.schedule, choice.origin) == ("nearest", FOURTH, SKINNY)
+
+
+def test_the_expected_time_of_the_nearest_is_scaled_to_the_problem() -> None:
+    assert best_schedule(replace(SQUARE, m=4096), table()).expected_us == pytest.approx(850, rel=0.15)
+
+
+def test_a_trained_predictor_answers_from_the_shortlist() -> None:
+    """It is trained on times that favour one schedule everywhere, and so picks it where nothing was measured."""
+    rng = random.Random(0)
+    measures = [
+        measured(Problem(m, n, 4096), s, base * m / 1024 * (0.5 if s == FIRST else 1) * rng.uniform(0.99, 1.01))
+        for m, n in ((512, 4096), (1024, 4096), (2048, 8192), (4096, 2048), (1024, 1024), (2048, 512))
+        for s, base in ((FIRST, 60.0), (SECOND, 61.0), (THIRD, 62.0), (FIFTH, 63.0), *((o, 64.0) for o in OTHERS))
+    ]
+    known = make_table(contents(measures), H200)
+    choice = best_schedule(Problem(3000, 4096, 4096), known)
+    assert (choice.provenance, choice.schedule, choice.origin) == ("model", FIRST, None)
+    assert 10 < choice.expected_us < 1000
+    assert known.held_out_regret is not None
+    assert make_table(contents(measures[::-1]), H200).dumps() == known.dumps()
+
+
+@pytest.mark.parametrize("predictor", [{}, {"version": 99, "features": []}, {"version": 1, "features": ["x"]}])
+def test_a_predictor_of_another_version_is_a_miss(predictor: dict[str, object]) -> None:
+    known = build_table(contents(DEFAULT), H200, predictor=predictor)
+    assert best_schedule(replace(SQUARE, m=2048), known).provenance == "nearest"
+
+
+def test_another_kind_is_answered_by_analysis() -> None:
+    choice = best_schedule(replace(SQUARE, dtype="fp16", out_dtype="fp16"), table())
+    assert (choice.provenance, choice.origin) == ("analytic", None)
+    assert not violations(SQUARE, choice.schedule, H200)
+
+
+def test_a_schedule_that_the_rules_refuse_is_passed_over() -> None:
+    """Tables are read from files: an entry may name what cannot run, also for the problem it stands for."""
+    broken = replace(FIRST, stages=16)
+    assert violations(SQUARE, broken, H200)
+    choice = best_schedule(SQUARE, table(measured(SQUARE, broken, 1.0, 9.0), measured(SQUARE, SECOND, 1800.0, 0.9)))
+    assert (choice.provenance, choice.schedule) == ("nearest", SECOND), "the alternate"
+    choice = best_schedule(SQUARE, table(measured(SQUARE, broken, 1.0, 9.0)))
+    assert choice.provenance == "analytic"
+
+
+def test_another_device_is_never_silently_exact() -> None:
+    with pytest.warns(UserWarning, match="tuned on H200, asked is H100"):
+        choice = best_schedule(SQUARE, table(), H100)
+    assert (choice.provenance, choice.schedule) == ("nearest", FIRST)
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (replace(SQUARE, dtype="fp8", out_dtype="bf16"), "dtype fp8"),
+        (replace(SQUARE, batch=2), "batch 2"),
+        (replace(SQUARE, out_dtype="fp32"), "out_dtype fp32"),
+    ],
+)
+def test_a_problem_without_a_kernel_is_refused_with_the_reason(problem: Problem, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        best_schedule(problem, table())
+
+
+def test_a_device_that_is_no_hopper_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"9\.0"), pytest.warns(UserWarning):
+        best_schedule(SQUARE, table(), replace(H200, name="A100", cc="8.0"))
+
+
+EXTREMES = [
+    Problem(1, 8, 8),
+    Problem(17, 6144, 4096),
+    Problem(100003, 16, 8),
+    Problem(1, 262144, 8),
+    Problem(16, 16, 2**24),
+    Problem(102400, 102400, 64),
+]
+
+
+@pytest.mark.parametrize("problem", EXTREMES, ids=lambda p: p.key)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_every_answer_can_be_launched(problem: Problem, dtype: str) -> None:
+    problem = replace(problem, dtype=dtype, out_dtype=dtype)
+    choice = best_schedule(problem, table())
+    assert choice.provenance == {"bf16": "nearest", "fp16": "analytic"}[dtype]
+    assert not violations(problem, choice.schedule, H200)
+    assert choice.expected_us > 0
+    assert 0 < choice.launch.grid < 2**31
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    m=st.integers(1, 200_000),
+    n=st.integers(1, 20_000).map(lambda n: 8 * n),
+    k=st.integers(1, 20_000).map(lambda k: 8 * k),
+    rng=st.randoms(use_true_random=False),
+)
+def test_the_launch_is_that_of_the_plan(m: int, n: int, k: int, rng: object) -> None:
+    problem = Problem(m, n, k)
+    schedule = sample(problem, H200, rng)  # type: ignore[arg-type]
+    choice, plan = Choice(problem, H200, schedule, "exact", 1.0, None), launch_plan(problem, schedule)
+    launch = choice.launch
+    assert (launch.block, launch.cluster, launch.smem) == (plan.block, plan.cluster, plan.smem_bytes)
+    assert launch.grid == plan.grid(H200.sm_count // plan.cluster)
+    assert (choice.workspace > 0) == schedule.workspace
+
+
+def test_answers_are_remembered_for_each_device() -> None:
+    known = table()
+    first = best_schedule(SQUARE, known)
+    assert best_schedule(Problem(8192, 8192, 8192), known) is first
+    with pytest.warns(UserWarning):
+        assert best_schedule(SQUARE, known, H100) is not first
+
+
+def test_swizzles_of_a_table_stay_valid_for_smaller_grids() -> None:
+    """A factor larger than the grid is the same walk, so that no entry is lost to a smaller problem."""
+    for swizzle in SWIZZLES:
+        known = table(measured(SQUARE, replace(FIFTH, swizzle=swizzle), 9.0))
+        assert best_schedule(Problem(1, 8, 8), known).provenance == "nearest"
+
+
+if __name__ == "__main__":
+    known = table()
+    print(timeit.timeit(lambda: best_schedule(SQUARE, known), number=100_000) * 10, "us for an exact query")

@@ -1,0 +1,375 @@
+"""The search on journals nobody measured: it finds the best, spends what it may, and repeats nothing."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from synthetic import journal, line, measure, true_us
+from tileseek.cost_model.costs import costs
+from tileseek.cost_model.ranker import train
+from tileseek.heuristics.journal import Journal, JournalContents, Measure, measure_from_json, read_journal
+from tileseek.measure.policy import SCREEN, Policy
+from tileseek.search.budget import Budget, Meter, gain
+from tileseek.search.polish import refinements
+from tileseek.search.proposer import Proposer
+from tileseek.search.race import race
+from tileseek.search.runner import LiveRunner, OnMeasure, ReplayRunner
+from tileseek.search.shootout import decide
+from tileseek.search.spaces import ListedSpace, WholeSpace
+from tileseek.search.survey import survey
+from tileseek.search.tuner import Options, Progress, tune
+from tileseek.space import H200, BadInput, Problem, Schedule, violations
+
+PROBLEMS = [Problem(16, 6144, 4096), Problem(2048, 4096, 4096), Problem(8192, 8192, 1024)]
+QUICK = Options(batch=8)
+COOP = Schedule.parse("coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2")
+
+
+@pytest.fixture(scope="module")
+def contents() -> JournalContents:
+    return journal(PROBLEMS, each=120)
+
+
+class SyntheticRunner(ReplayRunner):
+    """Measures anything valid, by a formula; `broken` schedules fail. Counts what it is asked."""
+
+    def __init__(self, broken: object = None) -> None:
+        super().__init__(JournalContents(), H200)
+        self.asked: list[tuple[Problem, Schedule]] = []
+        self.prepared: set[tuple[Problem, Schedule]] = set()
+        self._fails = broken or (lambda problem, schedule: "")
+        self.stop_after = math.inf
+
+    def space(self, problem: Problem) -> WholeSpace:
+        return WholeSpace(problem, H200)
+
+    def prepare(self, problem: Problem, schedules: Sequence[Schedule]) -> None:
+        self.prepared |= {(problem, s) for s in schedules}
+
+    def measure(
+        self, problem: Problem, schedules: Sequence[Schedule], policy: Policy, on_measure: OnMeasure
+    ) -> list[Measure]:
+        found = []
+        for s in schedules:
+            assert not violations(problem, s, H200)
+            if len(self.asked) >= self.stop_after:
+                raise KeyboardInterrupt
+            self.asked.append((problem, s))
+            self._clock += 0.1
+            status = self._fails(problem, s)  # type: ignore[operator]
+            raw = {**line(problem, s, true_us(problem, s), status or "correct"), "env": self.env_key}
+            if status == "compile":
+                raw["kind"] = "compile"
+            found.append(measure_from_json({**raw, "policy": policy.key}))
+            on_measure(found[-1])
+        return found
+
+
+def best_cost(contents: JournalContents, problem: Problem) -> float:
+    return min(costs([m for m in contents.measures if m.problem == problem]).values())
+
+
+def regret(contents: JournalContents, problem: Problem, winner: Measure) -> float:
+    cost_of = costs([m for m in contents.measures if m.problem == problem])
+    return cost_of[winner.schedule] / min(cost_of.values()) - 1
+
+
+def test_finds_the_best_within_budget(contents: JournalContents) -> None:
+    summary = tune(PROBLEMS, ReplayRunner(contents, H200), Budget(measurements=96), options=QUICK)
+    assert summary.measured == 96
+    assert not summary.failed and not summary.interrupted
+    for problem in PROBLEMS:
+        assert regret(contents, problem, summary.winners[problem]) < 0.04
+
+
+def test_beats_chance_with_few_measurements(contents: JournalContents) -> None:
+    others = journal([Problem(32, 2112, 7168), Problem(4096, 6144, 4096), Problem(4096, 7168, 1024)], each=80, seed=9)
+    ranker = train(others.measures, H200)
+    ours, chance = [], []
+    for problem in PROBLEMS:
+        runner = ReplayRunner(contents, H200)
+        summary = tune([problem], runner, Budget(measurements=8), ranker=ranker, options=QUICK)
+        ours.append(regret(contents, problem, summary.winners[problem]))
+        cost_of = costs([m for m in contents.measures if m.problem == problem])
+        draws = [min(random.Random(i).sample(sorted(cost_of.values()), 8)) for i in range(20)]
+        chance.append(sum(draws) / len(draws) / min(cost_of.values()) - 1)
+    assert sum(ours) < 0.5 * sum(chance)
+    assert sum(ours) / len(ours) < 0.05
+
+
+def test_same_seed_same_decisions(contents: JournalContents) -> None:
+    def decisions(seed: int) -> list[str]:
+        seen: list[str] = []
+        tune(
+            PROBLEMS,
+            ReplayRunner(contents, H200),
+            Budget(measurements=48),
+            options=Options(seed=seed, batch=8),
+            progress=lambda p: seen.append(f"{p.measure.problem.key} {p.measure.schedule}"),
+        )
+        return seen
+
+    assert decisions(0) == decisions(0)
+    assert decisions(0) != decisions(1)
+
+
+def test_nothing_is_measured_twice_and_small_spaces_end_early(contents: JournalContents) -> None:
+    problem = PROBLEMS[0]
+    few = JournalContents(measures=[m for m in contents.measures if m.problem == problem][:40])
+    seen: list[Schedule] = []
+    summary = tune(
+        [problem],
+        ReplayRunner(few, H200),
+        Budget(measurements=200),
+        options=Options(finals=False),
+        progress=lambda p: seen.append(p.measure.schedule),
+    )
+    assert summary.measured == len(seen) == len(set(seen)) == 40
+    assert regret(few, problem, summary.winners[problem]) == 0
+
+
+def test_resume_repeats_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    budget = Budget(measurements=40)
+    options = Options(batch=8, finals=False)
+    first = SyntheticRunner()
+    first.stop_after = 19
+    with Journal(path) as lines:
+        summary = tune(PROBLEMS[:2], first, budget, journal=lines, options=options)
+    assert summary.interrupted
+    assert len(read_journal(path).measures) == 19
+    second = SyntheticRunner()
+    with Journal(path) as lines:
+        summary = tune(PROBLEMS[:2], second, budget, journal=lines, options=options)
+    assert (summary.known, summary.measured, summary.interrupted) == (19, 21, False)
+    assert not set(first.asked) & set(second.asked)
+    third = SyntheticRunner()
+    with Journal(path) as lines:
+        again = tune(PROBLEMS[:2], third, budget, journal=lines, options=options)
+    assert third.asked == [] and again.winners.keys() == summary.winners.keys()
+    assert {p: m.schedule for p, m in again.winners.items()} == {p: m.schedule for p, m in summary.winners.items()}
+    assert read_journal(path).envs.keys() == {first.env_key}
+
+
+def test_measures_of_another_environment_only_teach(contents: JournalContents, tmp_path: Path) -> None:
+    runner = SyntheticRunner()
+    summary = tune(PROBLEMS[:1], runner, Budget(measurements=8), history=contents, options=Options(finals=False))
+    assert (summary.known, summary.measured) == (0, 8)
+
+
+def test_interrupting_keeps_what_was_found() -> None:
+    runner = SyntheticRunner()
+    runner.stop_after = 13
+    seen: list[Progress] = []
+    summary = tune(PROBLEMS[:1], runner, Budget(measurements=100), options=QUICK, progress=seen.append)
+    assert summary.interrupted
+    assert len(seen) == 13
+    assert summary.winners[PROBLEMS[0]].median_us == min(p.measure.median_us or math.inf for p in seen)
+
+
+def test_a_problem_that_fails_at_first_is_not_starved() -> None:
+    hard = PROBLEMS[1]
+    failures: Counter[Problem] = Counter()
+
+    def fails(problem: Problem, schedule: Schedule) -> str:
+        failures[problem] += 1
+        return "runtime" if problem == hard and failures[problem] <= 8 else ""
+
+    runner = SyntheticRunner(fails)
+    summary = tune(PROBLEMS, runner, Budget(measurements=72), options=Options(batch=8, finals=False))
+    asked = Counter(problem for problem, _ in runner.asked)
+    assert asked[hard] >= 16
+    assert hard in summary.winners
+
+
+def test_a_problem_that_always_fails_is_reported() -> None:
+    runner = SyntheticRunner(lambda problem, schedule: "timeout" if problem == PROBLEMS[0] else "")
+    summary = tune(PROBLEMS[:2], runner, Budget(measurements=32), options=QUICK)
+    assert "timeout" in summary.failed[PROBLEMS[0]]
+    assert PROBLEMS[1] in summary.winners
+
+
+def test_kernels_that_do_not_compile_are_not_tried_again() -> None:
+    runner = SyntheticRunner(lambda problem, schedule: "compile" if schedule.stages % 2 else "")
+    tune(PROBLEMS[:1], runner, Budget(measurements=48), options=Options(batch=8, finals=False))
+    order = [s for _, s in runner.asked]
+    # A batch that compiles while the one before is measured may still hold the kernel.
+    for index, s in enumerate(order):
+        if s.stages % 2:
+            assert s.kernel not in {later.kernel for later in order[index + 16 :]}
+
+
+def test_budget_in_seconds_ends_in_time() -> None:
+    runner = SyntheticRunner()
+    summary = tune(PROBLEMS, runner, Budget(seconds=6.0), options=QUICK)
+    assert 40 <= summary.measured <= 49
+    assert runner.now() <= 6.0 + 0.1 * 8 * 2 * 3
+
+
+def test_the_next_batch_compiles_before_this_one_is_measured() -> None:
+    runner = SyntheticRunner()
+    ahead: list[int] = []
+
+    def note(progress: Progress) -> None:
+        ahead.append(len(runner.prepared) - len(runner.asked))
+
+    tune(PROBLEMS, runner, Budget(measurements=40), options=Options(batch=8, finals=False), progress=note)
+    assert min(ahead[:24]) == 8
+
+
+def test_kernels_of_one_problem_are_tried_on_its_siblings() -> None:
+    twins = [Problem(4096, 4096, 4096), Problem(4096, 4096, 4608)]
+    runner = SyntheticRunner()
+    tune(twins, runner, Budget(measurements=64), options=Options(batch=8, finals=False))
+    kernels = [{s.kernel for problem, s in runner.asked if problem == twin} for twin in twins]
+    assert len(kernels[0] & kernels[1]) >= 8
+
+
+def test_budget_rules() -> None:
+    for bad in ({}, {"seconds": 0.0}, {"measurements": -1}, {"seconds": math.nan}):
+        with pytest.raises(BadInput, match="budget"):
+            Budget(**bad)  # type: ignore[arg-type]
+    clock = [0.0]
+    meter = Meter(Budget(measurements=10, seconds=100), lambda: clock[0], spent=4)
+    assert meter.affordable(8) == 6
+    meter.count(5)
+    clock[0] = 90.0
+    assert meter.affordable(8) == 1
+    assert meter.affordable(8, share=0.8) == 0
+    assert meter.affordable(8, planned=1) == 0
+    assert gain([]) == math.inf
+    assert gain([10.0, 8.0]) > gain([10.0, 10.0]) > gain([10.0] * 8)
+    assert gain([None, None]) == pytest.approx(gain([10.0, 10.0]))
+    with pytest.raises(BadInput, match="no problems"):
+        tune([], SyntheticRunner(), Budget(measurements=1))
+
+
+def test_proposals_are_fresh_valid_and_learn_from_failures() -> None:
+    problem = PROBLEMS[1]
+    space = WholeSpace(problem, H200)
+    proposer = Proposer(space, seed=0, transfers=[COOP])
+    proposed: list[Schedule] = []
+    for _ in range(5):
+        batch = proposer.propose(12, sorted)
+        assert len(batch) == 12
+        assert not any(violations(problem, s, H200) for s in batch)
+        proposed += batch
+        proposer.tell({s: None if s.cluster_size > 1 else true_us(problem, s) for s in batch})
+    assert len(set(proposed)) == len(proposed)
+    assert space.project(COOP.to_json()) in proposed[:12]
+    assert not proposer.exhausted
+    assert proposer.best(1)[0] == min((s for s in proposed if s.cluster_size == 1), key=lambda s: true_us(problem, s))
+
+
+def test_listed_space_projects_onto_its_list(contents: JournalContents) -> None:
+    problem = PROBLEMS[1]
+    schedules = [m.schedule for m in contents.measures if m.problem == problem]
+    space = ListedSpace(problem, H200, schedules)
+    assert space.size == len(set(schedules))
+    for s in schedules[:10]:
+        assert space.project(s.to_json()) == s
+        assert s not in space.neighbours(s)
+        assert all(walk.kernel == s.kernel for walk in space.walks(s))
+    assert space.project(COOP.to_json()) in schedules
+    assert set(refinements(space, schedules[:2], random.Random(0))) <= set(schedules)
+
+
+def test_race_keeps_the_best() -> None:
+    problem = PROBLEMS[1]
+    runner = SyntheticRunner()
+    entrants = WholeSpace(problem, H200).draft(8, 0)
+    policies: list[str] = []
+    kept = race(runner, problem, entrants, 2, lambda m: policies.append(m.policy))
+    assert kept == sorted(entrants, key=lambda s: true_us(problem, s))[:2]
+    assert len(policies) == 8 + 4
+    assert len(set(policies)) == 2 and SCREEN.key not in policies
+
+
+def test_ties_are_decided_the_same_way() -> None:
+    problem = PROBLEMS[1]
+    a, b, c = WholeSpace(problem, H200).draft(3, 0)
+
+    def timed(s: Schedule, us: float, cycles: float) -> Measure:
+        return measure_from_json({**measure(problem, s, us).raw, "ratio_cycles": cycles})
+
+    close = [timed(a, 10.0, 1.00), timed(b, 10.02, 1.01), timed(c, 11.0, 1.5)]
+    assert decide(close) == decide(close[::-1]) == close[1]
+    assert decide(close, incumbent=a) == close[0]
+    assert decide(close, incumbent=c) == close[1]
+    assert decide([measure(problem, a, 1.0, status="runtime")]) is None
+
+
+def test_survey_covers_and_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    first = SyntheticRunner()
+    first.stop_after = 70
+    with Journal(path) as lines:
+        assert survey(PROBLEMS[:2], first, 60, journal=lines).interrupted
+    second = SyntheticRunner()
+    with Journal(path) as lines:
+        summary = survey(PROBLEMS[:2], second, 60, journal=lines)
+    assert (summary.known, summary.measured) == (70, 50)
+    asked = first.asked + second.asked
+    assert Counter(problem for problem, _ in asked) == {PROBLEMS[0]: 60, PROBLEMS[1]: 60}
+    assert len(set(asked)) == len(asked)
+    assert len({s.kernel for _, s in asked}) < 0.8 * len(asked)
+    assert {s.arrangement for _, s in asked} == {"coop", "pp"}
+    with pytest.raises(BadInput):
+        survey([], second, 10)
+
+
+def test_replay_prefers_measures_of_the_policy_asked() -> None:
+    problem = PROBLEMS[0]
+    s = WholeSpace(problem, H200).draft(1, 0)[0]
+    screened = measure_from_json({**line(problem, s, 10.0), "policy": SCREEN.key})
+    final = measure_from_json({**line(problem, s, 12.0), "policy": "final"})
+    runner = ReplayRunner(JournalContents(measures=[screened, final], envs={"synthetic": {"gpu": "x"}}), H200)
+    found = runner.measure(problem, [s], SCREEN, lambda m: None)[0]
+    assert (found.median_us, found.env) == (10.0, runner.env_key)
+    assert runner.env == {"gpu": "x", "replay": True}
+    assert runner.now() > 0
+
+
+def test_live_runner_compiles_each_kernel_once_and_reports_failures() -> None:
+    from tileseek.codegen import CompiledKernel
+    from tileseek.measure.results import Candidate, Result
+
+    problem = PROBLEMS[1]
+    good, bad = WholeSpace(problem, H200).draft(2, 0)
+    walk = WholeSpace(problem, H200).walks(good)[0]
+    compiled: list[Schedule] = []
+
+    class Pool:
+        def compile_many(self, pairs, on_done):  # type: ignore[no-untyped-def]
+            for index, (_, s) in enumerate(pairs):
+                compiled.append(s.kernel)
+                status, reason = ("audit", "spills") if s.kernel == bad.kernel else ("ok", "")
+                on_done(index, CompiledKernel(status, b"x", "entry", None, reason, 0.1, "key", False))
+
+    class Gpu:
+        device, env, env_key, uuid = H200, {"gpu": "NVIDIA H200"}, "live", "GPU-0"
+
+        def measure(self, problem, candidates: list[Candidate], policy, on_result):  # type: ignore[no-untyped-def]
+            results = [Result(candidates[0].schedule, "correct", median_us=5.0, times_us=(5.0,), ratio_to_ref=1.1,
+                              ratio_to_best=1.0, ratio_cycles=1.2, ratio_cycles_best=1.0),
+                       Result(candidates[1].schedule, "timeout", "hung")]  # fmt: skip
+            for result in results:
+                on_result(result)
+            return results
+
+    journaled: list[Measure] = []
+    with LiveRunner(Pool(), Gpu()) as runner:  # type: ignore[arg-type]
+        runner.prepare(problem, [good, walk])
+        found = runner.measure(problem, [good, bad, walk], SCREEN, journaled.append)
+    assert Counter(compiled) == {good.kernel: 1, bad.kernel: 1}
+    assert [m.status for m in found] == ["correct", "audit", "timeout"]
+    assert [m.raw["kind"] for m in found] == ["measure", "compile", "measure"]
+    assert found[1].raw["reason"] == "spills"
+    assert found[0].ratio_cycles == 1.2 and found[2].median_us is None
+    assert {m.schedule for m in journaled} == {good, bad, walk}
+    assert all(m.policy == SCREEN.key and m.env == "live" for m in found)

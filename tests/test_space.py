@@ -1,0 +1,376 @@
+"""The space: rules, names, the walk over tiles, enumeration and sampling, problem keys, suites."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tileseek.problems import suite, suite_names
+from tileseek.space import (
+    ALL_VALUES,
+    DIMENSIONS,
+    H100,
+    H200,
+    KERNEL_DIMENSIONS,
+    LAUNCH_FIELDS,
+    BadInput,
+    Problem,
+    Schedule,
+    ceil_div,
+    domain,
+    enumerate_schedules,
+    find_device,
+    launches,
+    nearest,
+    neighbours,
+    read_suite,
+    rules,
+    sample,
+    tile_grid,
+    tile_position,
+    violations,
+)
+
+LARGE = Problem(8192, 8192, 8192)
+GOOD = Schedule("coop", 2, 128, 256, 64, 3, cluster_m=2, swizzle=8, producer_regs=40, consumer_regs=232)
+
+PROBLEMS = st.builds(
+    Problem,
+    m=st.integers(1, 20_000),
+    n=st.integers(1, 2_500).map(lambda n: 8 * n),
+    k=st.integers(1, 2_500).map(lambda k: 8 * k),
+    dtype=st.sampled_from(["bf16", "fp16"]),
+)
+
+
+# Rules
+
+
+def test_a_good_schedule_breaks_no_rule() -> None:
+    assert violations(LARGE, GOOD, H200) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"arrangement": "solo"}, "arrangement solo"),
+        ({"consumers": 4}, "4 consumer warpgroups"),
+        ({"arrangement": "pp", "consumers": 3}, "3 consumer warpgroups in pp"),
+        ({"tile_m": 100}, "tile_m 100"),
+        ({"tile_m": 64}, "tile_m 64 for 2 warpgroups"),
+        ({"tile_n": 260}, "tile_n 260"),
+        ({"tile_k": 32}, "tile_k 32"),
+        ({"stages": 1}, "stages 1"),
+        ({"stages": 5}, "bytes of shared memory"),
+        ({"mma_in_flight": 2}, "mma_in_flight 2"),
+        ({"cluster_m": 3}, "cluster 3x1"),
+        ({"cluster_m": 4, "tile_n": 248}, "sliced over 4 CTAs"),
+        ({"ctas": 131}, "131 CTAs"),
+        ({"ctas": 134}, "134 CTAs"),
+        ({"ctas": 128, "persistent": False}, "without persistence"),
+        ({"k_zigzag": True, "persistent": False}, "k_zigzag without persistence"),
+        ({"raster": "k"}, "raster k"),
+        ({"swizzle": 3}, "swizzle 3"),
+        ({"swizzle": 0}, "swizzle 0"),
+        ({"store": "none"}, "store none"),
+        ({"store": "direct", "epilogue_n": 32}, "epilogue chunk with direct stores"),
+        ({"epilogue_n": 48}, "epilogue_n 48"),
+        ({"epilogue_buffers": 3}, "epilogue_buffers 3"),
+        ({"tile_n": 32}, "epilogue_n 64 for tile_n 32"),
+        ({"tile_n": 64, "epilogue_buffers": 2}, "2 epilogue buffers for 1 chunks"),
+        ({"producer_regs": 24}, "registers 24-232"),
+        ({"tile_m": 256}, "256 accumulator registers a thread: valid is at most 192"),
+    ],
+)
+def test_each_rule_names_the_value_it_refuses(changes: dict[str, Any], reason: str) -> None:
+    reasons = violations(LARGE, replace(GOOD, **changes), H200)
+    assert any(reason in words for words in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (Problem(64, 64, 72, "bf16"), ""),
+        (Problem(64, 64, 68, "bf16"), "k = 68 gives A rows of 136 bytes"),
+        (Problem(64, 68, 64, "fp16"), "n = 68 gives D rows of 136 bytes"),
+        (Problem(64, 64, 64, "fp8"), "dtype fp8"),
+        (Problem(64, 64, 64, batch=3), "batch 3"),
+        (Problem(64, 64, 64, out_dtype="fp32"), "out_dtype fp32"),
+    ],
+)
+def test_problems_without_a_kernel(problem: Problem, reason: str) -> None:
+    reasons = violations(problem, replace(GOOD, cluster_m=1, swizzle=1), H200)
+    assert (reason in "; ".join(reasons)) if reason else not reasons
+
+
+def test_more_tiles_than_a_grid_holds() -> None:
+    small = nearest({"arrangement": "coop", "consumers": 1, "tile_m": 64, "tile_n": 16}, LARGE, H200)
+    huge = Problem(2**31 - 8, 2**31 - 8, 64)
+    assert any("tiles: valid is at most" in words for words in violations(huge, small, H200))
+
+
+# Names and JSON
+
+
+@settings(max_examples=200, deadline=None)
+@given(problem=PROBLEMS, seed=st.integers(0, 2**32))
+def test_samples_are_valid_and_read_back(problem: Problem, seed: int) -> None:
+    schedule = sample(problem, H200, random.Random(seed))
+    assert violations(problem, schedule, H200) == []
+    assert Schedule.parse(schedule.name) == schedule
+    assert Schedule.from_json(schedule.to_json()) == schedule
+    assert schedule.kernel == schedule.kernel.kernel
+    assert Problem.from_json(problem.to_json()) == problem
+
+
+@pytest.mark.parametrize(
+    "name", ["", "coop2", GOOD.name + "_", GOOD.name.replace("x64", "x-64"), "COOP" + GOOD.name[4:]]
+)
+def test_a_text_that_is_no_name_is_bad_input(name: str) -> None:
+    with pytest.raises(BadInput, match="schedule is"):
+        Schedule.parse(name)
+
+
+@pytest.mark.parametrize(
+    "obj", [{}, {"tile_q": 1}, {**GOOD.to_json(), "stages": "3"}, {**GOOD.to_json(), "swizzle": True}]
+)
+def test_an_object_that_is_no_schedule_is_bad_input(obj: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match="cannot be read"):
+        Schedule.from_json(obj)
+
+
+def test_launch_fields_are_all_that_kernels_do_not_see() -> None:
+    changed = replace(GOOD, persistent=False, ctas=0, raster="n", swizzle=1, serpentine=True)
+    assert changed.kernel == GOOD.kernel
+    assert set(KERNEL_DIMENSIONS) | set(LAUNCH_FIELDS) == set(DIMENSIONS) == {field.name for field in fields(Schedule)}
+
+
+# The walk over tiles
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tiles_m=st.integers(1, 40),
+    tiles_n=st.integers(1, 40),
+    raster=st.sampled_from(rules.RASTERS),
+    swizzle=st.integers(1, 48),
+    serpentine=st.booleans(),
+)
+def test_every_tile_is_walked_over_once(
+    tiles_m: int, tiles_n: int, raster: str, swizzle: int, serpentine: bool
+) -> None:
+    walk = [tile_position(i, tiles_m, tiles_n, raster, swizzle, serpentine) for i in range(tiles_m * tiles_n)]
+    assert sorted(walk) == list(itertools.product(range(tiles_m), range(tiles_n)))
+
+
+@given(tiles_m=st.integers(1, 30), tiles_n=st.integers(1, 30), swizzle=st.integers(1, 32))
+def test_the_two_rasters_mirror_each_other(tiles_m: int, tiles_n: int, swizzle: int) -> None:
+    for i in range(tiles_m * tiles_n):
+        m, n = tile_position(i, tiles_m, tiles_n, "m", swizzle, True)
+        assert tile_position(i, tiles_n, tiles_m, "n", swizzle, True) == (n, m)
+
+
+def test_serpentine_bands_meet_where_they_turn() -> None:
+    """The last column of a band is the first of the next, whose operand is still in L2."""
+    walk = [tile_position(i, 8, 5, "m", 4, True) for i in range(40)]
+    assert walk[19][1] == walk[20][1] == 4
+
+
+@given(problem=PROBLEMS, seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_a_swizzle_adds_no_tile(problem: Problem, seed: int) -> None:
+    schedule = sample(problem, H200, random.Random(seed))
+    grid = tile_grid(problem, schedule)
+    for swizzle in rules.SWIZZLES:
+        assert tile_grid(problem, replace(schedule, swizzle=swizzle)) == grid
+    rows, columns = (problem.n, problem.m) if schedule.swap_ab else (problem.m, problem.n)
+    assert grid.m == ceil_div(rows, schedule.tile_m * schedule.cluster_m)
+    assert grid.n == ceil_div(columns, schedule.tile_n * schedule.cluster_n)
+
+
+# Enumeration and sampling
+
+
+def enumerated(problem: Problem, names: tuple[str, ...], most: int) -> list[Schedule]:
+    """Schedules of an enumeration, thinned out to `most` or a few more of them."""
+    everything = enumerate_schedules(problem, H200, nearest({}, problem, H200), names)
+    return list(itertools.islice(everything, 0, 40 * most, 37))
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [LARGE, Problem(16, 6144, 4096, "fp16"), Problem(1, 8, 8), Problem(1000, 1000, 1000)],
+    ids=lambda p: p.key,
+)
+def test_enumeration_is_valid_and_without_repeats(problem: Problem) -> None:
+    found = enumerated(problem, tuple(DIMENSIONS), 400)
+    assert len(set(found)) == len(found) > 100
+    for schedule in found:
+        assert violations(problem, schedule, H200) == []
+    ways = list(launches(GOOD.kernel, problem, H200))
+    assert len(set(ways)) == len(ways)
+    assert {way.kernel for way in ways} == {GOOD.kernel}
+
+
+OVERLAPPED = replace(LARGE, overlap="weights")
+"""A problem on which every dimension has all its values."""
+
+SAMPLED = [sample(OVERLAPPED, H200, random.Random(seed)) for seed in range(600)]
+
+VALUES = {**ALL_VALUES, "producer_regs": (0, 24, 32, 40)}
+
+
+def test_every_dimension_has_its_values_listed() -> None:
+    assert set(VALUES) == set(DIMENSIONS)
+
+
+@pytest.mark.parametrize("name", list(DIMENSIONS))
+def test_every_value_of_every_dimension_is_reachable(name: str) -> None:
+    """By sampling, or by one step from a sample, as a search polishes."""
+    missing = set(VALUES[name]) - {getattr(schedule, name) for schedule in SAMPLED}
+    for value in missing:
+        steps = (nearest({**schedule.to_json(), name: value}, OVERLAPPED, H200) for schedule in SAMPLED)
+        assert any(getattr(schedule, name) == value for schedule in steps), value
+
+
+@pytest.mark.parametrize("name", list(DIMENSIONS))
+def test_no_value_outside_its_dimension_is_proposed(name: str) -> None:
+    assert {getattr(schedule, name) for schedule in SAMPLED} <= set(VALUES[name])
+
+
+@settings(max_examples=60, deadline=None)
+@given(problem=PROBLEMS, seed=st.integers(0, 2**32))
+def test_nearest_and_neighbours_are_valid(problem: Problem, seed: int) -> None:
+    schedule = sample(problem, H200, random.Random(seed))
+    assert nearest(schedule.to_json(), problem, H200) == schedule, "a valid schedule is its own nearest"
+    wish = sample(LARGE, H200, random.Random(seed)).to_json()
+    assert violations(problem, nearest(wish, problem, H200), H200) == []
+    around = neighbours(schedule, problem, H200)
+    assert schedule not in around
+    assert len(set(around)) == len(around) > 0
+    assert not [other for other in around if violations(problem, other, H200)]
+
+
+def test_domains_of_a_walk_hold_what_was_chosen() -> None:
+    for schedule in SAMPLED[:100]:
+        chosen = nearest({}, OVERLAPPED, H200)
+        for name in DIMENSIONS:
+            assert getattr(schedule, name) in domain(name, chosen, OVERLAPPED, H200), name
+            chosen = replace(chosen, **{name: getattr(schedule, name)})
+
+
+# Problems
+
+
+FIELDS: dict[str, Any] = {
+    "m": st.integers(1, 50),
+    "n": st.integers(1, 50),
+    "k": st.integers(1, 50),
+    "batch": st.integers(1, 12),
+    "dtype": st.sampled_from(["bf16", "fp16", "fp8"]),
+    "layout": st.sampled_from(["nt", "nn", "tn", "tt"]),
+    "out_dtype": st.sampled_from(["bf16", "fp16", "fp32"]),
+    "overlap": st.sampled_from(["none", "launch", "weights"]),
+}
+
+
+@given(one=st.fixed_dictionaries(FIELDS), other=st.fixed_dictionaries(FIELDS), name=st.sampled_from(list(FIELDS)))
+def test_problems_that_differ_in_one_field_have_different_keys(
+    one: dict[str, Any], other: dict[str, Any], name: str
+) -> None:
+    a, b = Problem(**one), Problem(**{**one, name: other[name]})
+    assert (a.key == b.key) == (a == b) == (one[name] == other[name])
+    assert (a.to_json() == b.to_json()) == (a == b)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, "8", True, None])
+@pytest.mark.parametrize("name", ["m", "n", "k", "batch"])
+def test_sizes_are_positive_integers(name: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=f"{name} is {value!r}: valid is an integer"):
+        Problem(**{"m": 8, "n": 8, "k": 8, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "valid"),
+    [("dtype", "int8", "bf16"), ("layout", "xy", "nt"), ("out_dtype", "fp64", "fp32"), ("epilogue", "gelu?", "none")],
+)
+def test_words_are_those_of_the_space(name: str, value: str, valid: str) -> None:
+    with pytest.raises(BadInput, match=f"{name} is .*valid are .*{valid}"):
+        Problem(8, 8, 8, **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("obj", [{}, {"m": 8}, {**LARGE.to_json(), "q": 1}, {**LARGE.to_json(), "a_major": "x"}, None])
+def test_an_object_that_is_no_problem_is_bad_input(obj: Any) -> None:
+    with pytest.raises(BadInput):
+        Problem.from_json(obj)
+
+
+# Suites
+
+
+HEADER = "name,layout,dtype,m,n,k"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the header is ''"),
+        ("name,m,n,k\n", "the header is 'name,m,n,k': valid is name,layout,dtype,m,n,k"),
+        (f"{HEADER},speed\n", "speed"),
+        (f"{HEADER},m\n", "the header is"),
+        (f"{HEADER}\n", "no problems in it"),
+        (f"{HEADER}\na,nt,bf16,1,8\n", "line 2: 5 cells where the header has 6"),
+        (f"{HEADER}\na,nt,bf16,1,8,8\na,nt,bf16,2,8,8\n", "line 3: the name 'a' is used twice"),
+        (f"{HEADER}\n,nt,bf16,1,8,8\n", "the name '' is empty"),
+        (f"{HEADER}\na,nt,bf16,one,8,8\n", "line 2: m is 'one'"),
+        (f"{HEADER}\na,nt,bf16,0,8,8\n", "line 2: m is 0"),
+        (f"{HEADER}\na,nt,int4,1,8,8\n", "line 2: dtype is 'int4'"),
+        (f"{HEADER}\na,nt,bf16,,8,8\n", "line 2: m is empty"),
+        (f"{HEADER},batch\na,nt,bf16,1,8,8,1.5\n", "line 2: batch is '1.5'"),
+    ],
+)
+def test_a_wrong_suite_names_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "suite.csv"
+    path.write_text(text)
+    with pytest.raises(BadInput) as refused:
+        read_suite(path)
+    assert message in str(refused.value)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_unreadable_suites(tmp_path: Path) -> None:
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
+    for path in (tmp_path / "none.csv", tmp_path, tmp_path / "binary.csv"):
+        with pytest.raises(BadInput, match="cannot read problems"):
+            read_suite(path)
+
+
+def test_optional_columns(tmp_path: Path) -> None:
+    path = tmp_path / "suite.csv"
+    path.write_text(f"\ufeff{HEADER},batch,out_dtype,epilogue\na,nt,fp8,1,8,16,4,fp16,none\n\nb,nn,bf16,1,8,16,,,\n")
+    assert [(named.name, named.problem) for named in read_suite(path)] == [
+        ("a", Problem(1, 8, 16, "fp8", "nt", 4, "fp16")),
+        ("b", Problem(1, 8, 16, "bf16", "nn")),
+    ]
+
+
+def test_bundled_suites() -> None:
+    assert suite_names() == ["headline", "llm", "nvfuser_sample"]
+    assert [len(suite(name)) for name in suite_names()] == [25, 139, 300]
+    with pytest.raises(BadInput, match="headline, llm, nvfuser_sample"):
+        suite("../headline")
+
+
+def test_devices_are_found_by_name_and_alias() -> None:
+    assert find_device("h200") is find_device("NVIDIA H200") is H200
+    assert find_device("NVIDIA H100 80GB HBM3") is H100
+    for name in ("NVIDIA H200 NVL", "H20-3e", "NVIDIA H200 MIG 1g.18gb", ""):
+        with pytest.raises(BadInput, match="valid are H200"):
+            find_device(name)

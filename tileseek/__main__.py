@@ -1,0 +1,5 @@
+"""`python -m tileseek`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,57 @@
+"""What `import tileseek` offers beside the words of the space: tables and queries."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from .gpus import HOPPER, gpus
+from .heuristics.query import Choice
+from .heuristics.query import best_schedule as query
+from .heuristics.table import Table
+from .heuristics.table import load_table as read_table
+from .results import has_table, table_path
+from .space import H200, Device, Problem, find_device
+
+
+def best_schedule(problem: Problem, table: Table | None = None, device: Device | str | None = None) -> Choice:
+    """The best schedule known for `problem`.
+
+    `table` defaults to the bundled one; `device` (a class or its name) to the Hopper GPU of this machine, and
+    without one to the device of the table. The rules are checked for the problem, so that what comes back can
+    be launched; `provenance` says where it comes from.
+
+    Raises:
+        BadInput: no kernel can run the problem, or the device is unknown.
+    """
+    if isinstance(device, str):
+        device = find_device(device)
+    device = device or local_device()
+    return query(problem, table or _bundled(device), device)
+
+
+def load_table(path: str | Path | None = None, device: Device | str | None = None) -> Table:
+    """Read the table at `path`, or the bundled one of `device` (default: of this machine's GPU, else H200).
+
+    Raises:
+        BadInput: the file cannot be read, is not a table, or has a newer schema.
+    """
+    if path is not None:
+        return read_table(path)
+    return _bundled(find_device(device) if isinstance(device, str) else device or local_device())
+
+
+@functools.cache
+def local_device() -> Device | None:
+    """The device class of this machine's first GPU, if that is a Hopper."""
+    return next((gpu.device for gpu in gpus()[:1] if gpu.cc == HOPPER), None)
+
+
+@functools.cache
+def _bundled(device: Device | None) -> Table:
+    """The table of `device`, or else that of an H200: the best there is for a class without one, and queries warn.
+    Where none is bundled an empty one leaves every answer to the analytic model."""
+    for candidate in (device, H200):
+        if candidate and has_table(candidate):
+            return read_table(table_path(candidate))
+    return Table(device or H200, generator="", compiler="", entries=())

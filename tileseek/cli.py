@@ -1,0 +1,68 @@
+"""The command line: one small module a command, and the one place that turns bad input into a line and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import typer
+
+from . import __version__
+from .commands import bench, codegen, doctor, export, query, report, tune
+from .space import BadInput
+
+app = typer.Typer(
+    name="tileseek",
+    help="Find the fastest way to run a matrix multiplication on an NVIDIA Hopper GPU.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+# A negative size is a wrong value, not an unknown option (`inputs.read_problems` tells them apart).
+_NUMBERS = {"ignore_unknown_options": True}
+app.command("tune", context_settings=_NUMBERS)(tune.command)
+app.command("query", context_settings=_NUMBERS)(query.command)
+app.command("codegen", context_settings=_NUMBERS)(codegen.command)
+app.command("bench", context_settings=_NUMBERS)(bench.command)
+app.command("export")(export.command)
+app.command("report")(report.command)
+app.command("doctor")(doctor.command)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"tileseek {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Find the fastest way to run a matrix multiplication on an NVIDIA Hopper GPU."""
+
+
+def main() -> None:
+    """The entry point. Exit codes: 0 done, 2 bad input, 130 interrupted; anything else is a bug and shows itself."""
+    try:
+        code = app(standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(code)
+    except BadInput as error:
+        _refuse(str(error))
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        # Usage errors of typer (and of click, which older versions build on) know how to print themselves.
+        if not hasattr(error, "format_message"):
+            raise
+        _refuse(error.format_message())
+
+
+def _refuse(message: str) -> None:
+    print(f"tileseek: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,1 @@
+"""The commands of `tileseek`, one module each; `inputs` and `output` are what they share."""

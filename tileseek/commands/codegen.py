@@ -1,0 +1,79 @@
+"""`tileseek codegen`: the kernel of a schedule, as source, machine code, or audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..api import best_schedule, load_table, local_device
+from ..codegen.source import generate
+from ..space import H200, BadInput
+from .inputs import (
+    AsJson,
+    Dtype,
+    Epilogue,
+    Layout,
+    Overlap,
+    ProblemWords,
+    TablePath,
+    check_schedule,
+    one_problem,
+    read_problems,
+)
+from .output import print_json, write_text
+
+
+def command(
+    problems: ProblemWords,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    epilogue: Epilogue = None,
+    overlap: Overlap = None,
+    schedule: Annotated[str | None, typer.Option(help="Name of a schedule (default: the best one known).")] = None,
+    sass: Annotated[bool, typer.Option("--sass", help="Print the machine code instead.")] = False,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Print the static facts of the compiled kernel instead.")
+    ] = False,
+    table: TablePath = None,
+    out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the generated CUDA source of one problem, or what the compiler made of it."""
+    if sass and audit:
+        raise BadInput("--sass and --audit are both given: valid is one of them")
+    if as_json and not audit:
+        raise BadInput("--json is given without --audit: source and machine code are text")
+    problem = one_problem(read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap))
+    if schedule is None:
+        chosen = best_schedule(problem, load_table(table)).schedule
+    else:
+        chosen = check_schedule(schedule, problem, local_device() or H200)
+    if not (sass or audit):
+        write_text(out, generate(problem, chosen).text)
+        return
+
+    from ..codegen.compiler import compile_kernel
+
+    kernel = compile_kernel(problem, chosen)
+    if audit and kernel.audit is not None:
+        accepted = kernel.status == "ok"
+        document = {"schedule": chosen.name, "accepted": accepted, "reason": kernel.reason, **kernel.audit.to_json()}
+        if as_json:
+            print_json(document)
+        else:
+            write_text(out, "".join(f"{name:<24}{_words(value)}\n" for name, value in document.items()))
+        return
+    if not kernel.cubin:
+        raise BadInput(f"schedule {chosen} does not compile ({kernel.status}): {kernel.reason}")
+
+    from ..codegen.sass import disassemble
+
+    write_text(out, disassemble(kernel.cubin))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value)) or "none"
+    return str(value)

@@ -1,0 +1,113 @@
+"""What commands take: problems, tables, schedules. Everything wrong becomes a `BadInput` of one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..problems import suite, suite_names
+from ..space import BadInput, Device, NamedProblem, Problem, Schedule, read_suite, violations
+
+ProblemWords = Annotated[
+    list[str],
+    typer.Argument(metavar="M N K | SUITE | FILE.csv", help="Sizes, a bundled suite, or a CSV of problems."),
+]
+Dtype = Annotated[str | None, typer.Option(help="Operand dtype: bf16 (default) or fp16.")]
+Layout = Annotated[str | None, typer.Option(help="Storage of A then B: nt (default) is A [M, K] and B [N, K].")]
+Epilogue = Annotated[str | None, typer.Option(help="What is fused after the product: none (default).")]
+Overlap = Annotated[
+    str | None, typer.Option(help="What may overlap the kernel ahead: none (default), launch or weights.")
+]
+TablePath = Annotated[Path | None, typer.Option("--table", help="Table to use instead of the bundled one.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def read_problems(words: Sequence[str], **options: str | None) -> list[NamedProblem]:
+    """The problems that the words of a command line name; `options` are fields of a problem given by its sizes.
+
+    Raises:
+        BadInput: they are neither three sizes, nor a bundled suite, nor a readable CSV.
+    """
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    unknown = [word for word in words if word.startswith("-") and not word[1:2].isdigit()]
+    if unknown:
+        raise BadInput(f"option {unknown[0]} is unknown: --help lists the valid ones")
+    if len(words) == 3:
+        m, n, k = (_size(name, word) for name, word in zip("mnk", words, strict=True))
+        problem = Problem(m, n, k, **given)
+        return [NamedProblem(problem.key, problem)]
+    if len(words) != 1:
+        raise BadInput(
+            f"problems are {' '.join(words)!r}: valid are three sizes M N K,"
+            f" a bundled suite ({', '.join(suite_names())}), or the path of a CSV file"
+        )
+    if given:
+        raise BadInput(f"--{next(iter(given))} goes with sizes: the problems of {words[0]!r} say their own")
+    word = words[0]
+    return read_suite(word) if word.endswith(".csv") or Path(word).is_file() else suite(word)
+
+
+def require(extra: str, *modules: str) -> None:
+    """Check that what a command needs is installed.
+
+    Raises:
+        BadInput: a module is missing, which the optional dependencies `extra` bring.
+    """
+    for module in modules:
+        try:
+            found = find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise BadInput(f"the package {module} is not installed: valid is an installation of tileseek[{extra}]")
+
+
+def check_schedule(name: str, problem: Problem, device: Device) -> Schedule:
+    """The schedule of that name, which has to be able to run `problem`.
+
+    Raises:
+        BadInput: the name is none, or the schedule breaks rules.
+    """
+    schedule = Schedule.parse(name)
+    reasons = violations(problem, schedule, device)
+    if reasons:
+        raise BadInput(f"schedule {name} cannot run {problem.key}: {'; '.join(reasons)}")
+    return schedule
+
+
+def one_problem(named: Sequence[NamedProblem]) -> Problem:
+    """The only problem of `named`.
+
+    Raises:
+        BadInput: there are several.
+    """
+    if len(named) != 1:
+        raise BadInput(f"{len(named)} problems are named: valid is one, such as M N K")
+    return named[0].problem
+
+
+def whole_number(word: str) -> int:
+    """The parser of options that are whole numbers."""
+    try:
+        return int(word)
+    except ValueError:
+        raise BadInput(f"{word!r} is not a whole number") from None
+
+
+def number(word: str) -> float:
+    """The parser of options that are numbers."""
+    try:
+        return float(word)
+    except ValueError:
+        raise BadInput(f"{word!r} is not a number") from None
+
+
+def _size(name: str, word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise BadInput(f"{name} is {word!r}: valid is a positive integer") from None

@@ -1,0 +1,65 @@
+"""What commands print: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..space import BadInput
+
+notes = Console(stderr=True, highlight=False, soft_wrap=True)
+"""For what is not the result: progress, warnings, counts."""
+
+_COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+
+def dumps_json(document: object) -> str:
+    """A JSON document as text."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def print_json(document: object) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(dumps_json(document))
+
+
+@contextlib.contextmanager
+def progress(what: str, total: float) -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr; the function it gives says what is done and how far it is, of `total`."""
+    with Progress(*_COLUMNS, console=notes, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda now, completed: bar.update(task, description=now, completed=completed)
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout, as wide as it needs to be when stdout is not a terminal. No words in the header: none."""
+    table = Table(*header, box=None, pad_edge=False, header_style="bold", show_header=any(header))
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    console.print(table)
+
+
+def write_text(path: Path | None, text: str) -> None:
+    """Write to a file, or to stdout without one.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    if path is None:
+        sys.stdout.write(text)
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror}") from error

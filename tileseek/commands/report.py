@@ -1,0 +1,50 @@
+"""`tileseek report`: what journals say, against cuBLAS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..heuristics.journal import read_journal
+from ..heuristics.report import report
+from ..heuristics.table import build_table
+from ..problems import suite, suite_names
+from ..results import journal_path
+from ..space import H200, BadInput, NamedProblem, Problem, find_device
+from .output import write_text
+
+
+def command(
+    journals: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[JOURNAL | RUN]...", help="Journals or run folders (default: bundled)."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device class to report on.")] = H200.name,
+    out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
+) -> None:
+    """Print a report in Markdown: winners against cuBLAS, coverage, counts of everything measured."""
+    where = find_device(device)
+    files = [file for path in journals for file in _journals(path)] if journals else [journal_path(where)]
+    contents = read_journal(files)
+    write_text(out, report(contents, build_table(contents, where), known_problems()))
+
+
+def known_problems() -> list[NamedProblem]:
+    """Every problem of the bundled suites, the headline's names first."""
+    names = sorted(suite_names(), key=lambda name: (name != "headline", name))
+    found: dict[Problem, NamedProblem] = {}
+    for name in names:
+        for named in suite(name):
+            found.setdefault(named.problem, named)
+    return list(found.values())
+
+
+def _journals(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
+    if not files:
+        raise BadInput(f"no journal in the folder {path}: valid is a folder that `tileseek tune` wrote")
+    return files

@@ -1,0 +1,222 @@
+"""`tileseek tune`: search the best schedules of many problems, live on a Hopper GPU or replayed from a journal."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..api import load_table
+from ..gpus import HOPPER, gpus, hopper
+from ..heuristics.journal import Journal, JournalContents, read_journal
+from ..heuristics.report import report
+from ..heuristics.table import current, newest_tools
+from ..results import has_table, journal_path
+from ..space import DEVICES, H200, BadInput, Device, NamedProblem, Problem, Schedule, unsupported
+from ..tables import make_table
+from .inputs import Dtype, Epilogue, Layout, Overlap, ProblemWords, number, read_problems, require, whole_number
+from .output import notes, progress, write_text
+
+if TYPE_CHECKING:
+    from ..search.runner import Runner
+    from ..search.tuner import Summary
+
+JOURNAL = "journal.jsonl"
+
+MEASUREMENTS = 100
+"""Measurements for each problem, when no budget is given."""
+
+
+def command(
+    problems: ProblemWords,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    epilogue: Epilogue = None,
+    overlap: Overlap = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/ and the name of the problems).")] = None,
+    measurements: Annotated[
+        int | None,
+        typer.Option(
+            parser=whole_number, help=f"Budget over all problems, in measurements (default: {MEASUREMENTS} each)."
+        ),
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(parser=number, help="Budget over all problems, in seconds.")] = None,
+    seed: Annotated[int, typer.Option(parser=whole_number, help="Seed of the search.")] = 0,
+    gpu: Annotated[
+        int | None, typer.Option(parser=whole_number, help="Number of the GPU (default: 0, else replay).")
+    ] = None,
+    replay: Annotated[Path | None, typer.Option(help="Journal to replay instead of measuring.")] = None,
+) -> None:
+    """Search the best schedule of each problem; write the journal, a table and a report into the run folder.
+
+    A run can be interrupted at any moment, and the same command goes on where it stopped. Without a Hopper GPU the
+    bundled journal of an H200 is replayed.
+    """
+    named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
+    require("search", "optuna", "sklearn", "numpy")
+    from ..search.budget import Budget
+
+    if measurements is None and seconds is None:
+        measurements = MEASUREMENTS * len(named)
+    budget = Budget(measurements, seconds)
+    folder = out or Path("runs") / (Path(problems[0]).stem if len(problems) == 1 else named[0].name)
+    with _world(named, gpu, replay, folder / JOURNAL) as world, Journal(folder / JOURNAL) as journal:
+        summary, failure = _search(world, budget, journal, seed)
+    _write(folder, world)
+    _tell(world, summary, folder)
+    if failure is not None:
+        notes.print(f"stopped: {failure}")
+    if summary is None or summary.interrupted:
+        notes.print(f"to go on where it stopped: {shlex.join(['tileseek', *sys.argv[1:]])}")
+        raise typer.Exit(130 if failure is None else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """Who measures, which problems, and what is known before."""
+
+    runner: Runner
+    named: Sequence[NamedProblem]
+    history: JournalContents
+    incumbents: Mapping[Problem, Schedule]
+
+
+@contextlib.contextmanager
+def _world(named: Sequence[NamedProblem], gpu: int | None, replay: Path | None, journal: Path) -> Iterator[_World]:
+    if replay is None and gpu is None and not any(found.cc == HOPPER for found in gpus()[:1]):
+        seen = ", ".join(found.name for found in gpus()) or "no GPU"
+        replay = journal_path(H200)
+        notes.print(f"no Hopper GPU here ({seen}): replaying what was measured on an H200")
+    if replay is not None:
+        if gpu is not None:
+            raise BadInput(f"--gpu {gpu} and --replay are both given: valid is one of them")
+        yield _replayed(named, replay, journal)
+        return
+    with _live(named, gpu or 0, journal) as world:
+        yield world
+
+
+def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path) -> _World:
+    from ..search.runner import ReplayRunner
+
+    everything = read_journal(path)
+    if everything.skipped:
+        notes.print(f"{path}: {everything.skipped} lines skipped as unreadable")
+    device = _device(everything)
+    recorded = current(everything, device)
+    measured = {measure.problem for measure in recorded.measures}
+    kept = _keep(named, lambda problem: "" if problem in measured else "it is not in the journal")
+    notes.print(f"{len(recorded.measures)} measurements of {len(measured)} problems on {device.name}")
+    return _World(ReplayRunner(recorded, device), kept, _history(journal), {})
+
+
+@contextlib.contextmanager
+def _live(named: Sequence[NamedProblem], gpu: int, journal: Path) -> Iterator[_World]:
+    device = hopper(gpu).device
+    require("tune", "torch", "cuda.bindings")
+    from ..codegen import CompilePool
+    from ..measure.supervisor import Measurer
+    from ..search.runner import LiveRunner
+
+    kept = _keep(named, lambda problem: "; ".join(unsupported(problem, device)))
+    history = _history(journal)
+    incumbents = {}
+    if has_table(device):
+        # The bundled journal teaches the ranker; it says nothing about this very machine.
+        history.measures += [replace(m, env="") for m in read_journal(journal_path(device)).measures]
+        incumbents = {problem: entry.schedule for problem, entry in load_table(device=device).by_problem.items()}
+    with CompilePool() as pool, Measurer(gpu) as measurer, LiveRunner(pool, measurer) as runner:
+        yield _World(runner, kept, history, incumbents)
+
+
+def _history(journal: Path) -> JournalContents:
+    """What an earlier run left in its folder."""
+    if not journal.exists():
+        return JournalContents()
+    history = read_journal(journal)
+    notes.print(f"going on from {journal} with {len(history.measures)} measurements")
+    return history
+
+
+def _device(recorded: JournalContents) -> Device:
+    """The device class that a journal was made on.
+
+    Raises:
+        BadInput: none is known.
+    """
+    for device in DEVICES:
+        with contextlib.suppress(BadInput):
+            newest_tools(recorded, device)
+            return device
+    raise BadInput("the journal holds no measurement of a known device: valid is one that `tileseek tune` made")
+
+
+def _keep(named: Sequence[NamedProblem], obstacle: Callable[[Problem], str]) -> list[NamedProblem]:
+    """The problems that can be tuned; the others are named on stderr.
+
+    Raises:
+        BadInput: none can.
+    """
+    obstacles = {each.name: obstacle(each.problem) for each in named}
+    kept = [each for each in named if not obstacles[each.name]]
+    if not kept:
+        name, reason = next(iter(obstacles.items()))
+        raise BadInput(f"none of {len(named)} problems can be tuned; {name}: {reason}")
+    left_out = [name for name, reason in obstacles.items() if reason]
+    if left_out:
+        notes.print(f"left out {len(left_out)} of {len(named)} problems: {', '.join(left_out)}")
+    return kept
+
+
+def _search(world: _World, budget: Any, journal: Journal, seed: int) -> tuple[Summary | None, Exception | None]:
+    """The summary, or the failure that ended the run: what was measured until then is in the journal."""
+    from ..measure.supervisor import MeasureError
+    from ..search.tuner import Options, Progress, tune
+
+    total = budget.measurements or budget.seconds
+    with progress("search", total) as bar:
+
+        def show(at: Progress) -> None:
+            bar(at.phase, at.measured if budget.measurements else at.elapsed_s)
+
+        try:
+            summary = tune(
+                [each.problem for each in world.named],
+                world.runner,
+                budget,
+                journal=journal,
+                history=world.history,
+                incumbents=world.incumbents,
+                options=Options(seed=seed),
+                progress=show,
+            )
+        except MeasureError as error:
+            return None, error
+    return summary, None
+
+
+def _write(folder: Path, world: _World) -> None:
+    contents = read_journal(folder / JOURNAL)
+    if not any(measure.status == "correct" for measure in contents.measures):
+        return
+    table = make_table(contents, world.runner.device)
+    write_text(folder / "table.json", table.dumps())
+    write_text(folder / "report.md", report(contents, table, world.named))
+
+
+def _tell(world: _World, summary: Summary | None, folder: Path) -> None:
+    if summary is None:
+        return
+    names = {each.problem: each.name for each in world.named}
+    for problem, reason in summary.failed.items():
+        notes.print(f"{names[problem]}: no correct schedule ({reason})")
+    print(
+        f"{len(summary.winners)} of {len(world.named)} problems have a schedule after {summary.measured} measurements"
+    )
+    print(f"{folder / 'report.md'}\n{folder / 'table.json'}\n{folder / JOURNAL}")

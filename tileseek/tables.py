@@ -1,0 +1,40 @@
+"""Journals to a table with everything in it: entries, a trained predictor, and its regret on problems held out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .heuristics.journal import JournalContents
+from .heuristics.table import Table, build_table, current_measures
+from .space import BadInput, Device
+
+
+def make_table(contents: JournalContents, device: Device) -> Table:
+    """The table of `device`. The predictor is left out where too little was measured to train one.
+
+    Raises:
+        BadInput: nothing in the journals was measured on `device`, or scikit-learn is not installed.
+    """
+    try:
+        from .cost_model.ranker import train
+        from .cost_model.regret import held_out_regret
+    except ImportError as error:
+        raise BadInput(
+            f"making a table needs {error.name}: valid is an installation with the `search` extra"
+        ) from error
+
+    measures = current_measures(contents, device)
+    predictor: dict[str, Any] | None = None
+    regret: dict[str, Any] | None = None
+    try:
+        predictor = train(measures, device).to_json()
+        held_out = held_out_regret(measures, device)
+        regret = {
+            "problems": len(held_out.per_problem),
+            "geomean": round(held_out.mean, 5),
+            "worst_decile": round(held_out.worst_decile, 5),
+        }
+    except BadInput:
+        # Too few measures: queries then go by the nearest entry.
+        pass
+    return build_table(contents, device, predictor, regret)
