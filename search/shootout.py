@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 from ..cost_model.costs import CYCLES, MICROSECONDS, TIME, cost
 from ..heuristics.journal import Measure
+from ..heuristics.table import MARGIN
 from ..measure.policy import FINAL, Policy
 from ..space import Problem, Schedule
 from .runner import OnMeasure, Runner
-
-MARGIN = 0.005
-"""Times closer than this are a tie: what 25 rounds tell apart where power limits the clock."""
 
 
 def shootout(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tileseek.space import BadInput
 
 import tileseek
-from tileseek.space import BadInput
 
 pytestmark = pytest.mark.gpu
 
