@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..space import PINGPONG, Problem, Schedule
 from ..space.resources import OperandTile, operand_tiles
 from . import epilogue
+from .producer import READY
 from .walk import loop
 
 
@@ -16,6 +17,8 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
     lines = ["  // Consumers."]
     if s.consumer_regs:
         lines.append(f"  grow_registers<{s.consumer_regs}>();")
+    if not s.multicast:
+        lines.append(f"  named_sync({READY});")
     lines += [
         "  const int consumer = warpgroup - 1;",
         "  const int thread = threadIdx.x % 128;",
@@ -67,7 +70,12 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
         ]
     else:
         lines += ["  Ring ring{0, 0};", "", *("  " + line for line in loop(s, warps=True))]
-    lines += ["    float accumulators[M64][TILE_N / 2];"]
+    lines += [
+        "    const Position at = tile_position(tile, walk);",
+        "    const int row = (at.m * CLUSTER_M + cluster_row) * TILE_M + tile_row;",
+        "    const int column = (at.n * CLUSTER_N + cluster_column) * TILE_N;",
+        "    float accumulators[M64][TILE_N / 2];",
+    ]
     if pingpong:
         lines.append("    named_sync(my_turn, 256);")
     lines += _main_loop(s, rows, columns)
@@ -80,9 +88,6 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
         lines.append("    ring.skip(k_blocks);")
     lines += [
         "",
-        "    const Position at = tile_position(tile, walk);",
-        "    const int row = (at.m * CLUSTER_M + cluster_row) * TILE_M + tile_row;",
-        "    const int column = (at.n * CLUSTER_N + cluster_column) * TILE_N;",
         *("    " + line for line in epilogue.call(s)),
         "  }",
     ]

@@ -20,10 +20,11 @@ from ..space import (
     tile_grid,
 )
 from ..space.resources import ACCUMULATOR_BYTES, SWIZZLE_BYTES, operand_tiles
+from . import walk
 
-INT_ARGUMENTS = ("m", "n", "k", "tiles_m", "tiles_n", "raster_n", "swizzle", "serpentine", "k_zigzag")
-"""The 32-bit kernel arguments after the tensor maps, in order. m and n are the rows and columns that the kernel
-computes; `tiles_*` count cluster tiles."""
+INT_ARGUMENTS = ("m", "n", "k", "k_zigzag", *walk.FIELDS)
+"""The 32-bit kernel arguments after the tensor maps, in order: m and n are the rows and columns that the kernel
+computes; the last are the fields of its `Walk`."""
 
 
 FLAG_ALIGNMENT = 128
@@ -35,7 +36,8 @@ class TensorMapSpec:
     """The arguments of one cuTensorMapEncodeTiled call: a row-major matrix and the box that one TMA moves.
 
     `extents` and `box` are (columns, rows), columns contiguous, in elements; `pitch_bytes` is from row to row;
-    `swizzle_bytes` is 0, 32, 64 or 128, `l2_promotion` 0, 64, 128 or 256 bytes. Out-of-bounds elements read as zero and are not written.
+    `swizzle_bytes` is 0, 32, 64 or 128, `l2_promotion` 0, 64, 128 or 256 bytes. Out-of-bounds elements read as zero and
+    are not written.
     """
 
     operand: str
@@ -136,12 +138,8 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
             rows,
             columns,
             problem.k,
-            grid.m,
-            grid.n,
-            int(schedule.raster == "n"),
-            schedule.swizzle,
-            int(schedule.serpentine),
             int(schedule.k_zigzag),
+            *walk.values(grid, schedule),
         ),
         direct_store=schedule.store == "direct",
         d_pitch=problem.n,

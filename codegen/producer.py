@@ -8,6 +8,10 @@ from .ptx import load_name
 from .walk import loop
 
 
+READY = "0, 32 + THREADS - 128"
+"""The barrier at which consumers wait for the warp that initialises the mbarriers, and the threads it is for."""
+
+
 def hinted(s: Schedule, tile: OperandTile) -> bool:
     """Whether the loads of an operand carry a cache hint."""
     return s.evict_first == tile.operand
@@ -24,10 +28,11 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     lines = ["  if (warpgroup == 0) {"]
     if s.producer_regs:
         lines.append(f"    shrink_registers<{s.producer_regs}>();")
+    if not s.multicast:
+        lines.append(f"    if (warp == 0) named_arrive({READY});  // the mbarriers are ready, and loading starts at once")
     lines += ["    if (warp == 0 && elect_one()) {"]
     if s.dependent_launch:
         lines.append("      launch_dependents();")
-    lines += ["      tensor_map_prefetch(map_a);", "      tensor_map_prefetch(map_b);"]
     if s.evict_first:
         lines.append("      const u64 once = evict_first();")
     for name, tile in tiles.items():

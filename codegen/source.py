@@ -139,10 +139,10 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
         "store_peer": split,
         "dependent_launch": bool(s.dependent_launch),
         "evict_first": bool(s.evict_first),
-        "named_sync": staged or pingpong or s.workspace,
+        "named_sync": not s.multicast or staged or pingpong or s.workspace,
         "workspace": s.workspace,
         "add_global": s.reduction == "atomic",
-        "named_arrive": pingpong,
+        "named_arrive": not s.multicast or pingpong,
         "tma_store": staged,
         "tma_store_wait": staged,
         "proxy_fence": staged,
@@ -185,13 +185,13 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     if s.store == "tma":
         maps += [f"map_d{width}" for width in store_widths(s)]
     arguments = [f"const __grid_constant__ TensorMap {name}" for name in maps]
-    arguments += ["int m, int n, int k, int tiles_m, int tiles_n", "int raster_n, int swizzle, int serpentine, int k_zigzag"]
+    arguments += ["int m, int n, int k, int k_zigzag", *walk.parameters()]
     identity = [
         "  constexpr int cluster_row = 0, cluster_column = 0;",
         "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",
     ]
     share = ["  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
-    ready = ["  __syncthreads();"]
+    ready: list[str] = []
     leave = ""
     barriers = []
     if s.multicast:
@@ -213,11 +213,13 @@ def _kernel(problem: Problem, s: Schedule) -> str:
             "  const int first_block = all_blocks * rank / SPLIT_K;",
             "  const int k_blocks = all_blocks * (rank + 1) / SPLIT_K - first_block;",
         ]
-        ready = ["  __syncthreads();", "  cluster_arrive();  // waited for before the first word to a peer"]
+        ready = ["  cluster_arrive();  // waited for before the first word to a peer"]
         leave = "  cluster_wait();"
         barriers = [
-            "    mbarrier_init(smem + SMEM_EXCHANGED, 1);",
-            f"    mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(s)});",
+            "    if (threadIdx.x == 0) {",
+            "      mbarrier_init(smem + SMEM_EXCHANGED, 1);",
+            f"      mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(s)});",
+            "    }",
         ]
     if s.workspace:
         arguments.append("u32* workspace")
@@ -235,19 +237,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int warpgroup = warp / 4;
 {lines(identity)}
-  const Walk walk{{tiles_m, tiles_n, raster_n, swizzle, serpentine}};
+  const Walk walk{{{', '.join(walk.FIELDS[:5])},
+                  {', '.join(walk.FIELDS[5:])}}};
   const int tiles = tiles_m * tiles_n;
 {lines(share)}
 
-  if (threadIdx.x == 0) {{
-    for (int stage = 0; stage < STAGES; ++stage) {{
-      mbarrier_init(full + 8 * stage, 1);
-      mbarrier_init(empty + 8 * stage, {empty_arrivals(s)});
-    }}
-{lines([*barriers, "    mbarrier_init_fence();"])}
+  if (threadIdx.x == 32) {{
+{lines(f"    tensor_map_prefetch({name});" for name in maps)}
   }}
-{lines(ready)}
-
+  if (warp == 0) {{
+    if (threadIdx.x < STAGES) {{
+      mbarrier_init(full + 8 * threadIdx.x, 1);
+      mbarrier_init(empty + 8 * threadIdx.x, {empty_arrivals(s)});
+    }}
+{lines([*barriers, "    mbarrier_init_fence();", "    __syncwarp();"])}
+  }}
+{lines([*ready, ''])}
 {producer(problem, s, leave)}
 
 {consumer(problem, s, leave if s.multicast else "")}

@@ -2,21 +2,79 @@
 
 from __future__ import annotations
 
-from ..space import Schedule
+from ..space import Schedule, TileGrid, ceil_div
+
+FIELDS = (
+    "tiles_m",
+    "tiles_n",
+    "raster_n",
+    "swizzle",
+    "serpentine",
+    "band_factor",
+    "band_shift",
+    "height_factor",
+    "height_shift",
+    "last_factor",
+    "last_shift",
+)
+"""The fields of the kernel's `Walk`; factor and shift divide by tiles of a band, height of a band and of the last."""
+
+
+def values(grid: TileGrid, schedule: Schedule) -> tuple[int, ...]:
+    """The `Walk` of `schedule` over `grid`: the values of FIELDS, 32 bits each."""
+    fast, slow = (grid.m, grid.n) if schedule.raster == "m" else (grid.n, grid.m)
+    last = fast - (ceil_div(fast, schedule.swizzle) - 1) * schedule.swizzle
+    return (
+        grid.m,
+        grid.n,
+        int(schedule.raster == "n"),
+        schedule.swizzle,
+        int(schedule.serpentine),
+        *_as_ints(*divisor(schedule.swizzle * slow)),
+        *_as_ints(*divisor(schedule.swizzle)),
+        *_as_ints(*divisor(last)),
+    )
+
+
+def parameters() -> list[str]:
+    """The kernel parameters that FIELDS are passed in, a few to a line."""
+    integers, factors = FIELDS[:5], FIELDS[5:]
+    return [", ".join(f"int {name}" for name in integers), ", ".join(f"u32 {name}" for name in factors)]
+
+
+def divisor(d: int) -> tuple[int, int]:
+    """(factor, shift) such that n // d == n * factor >> shift for 0 <= n < 2^31, with factor < 2^32.
+
+    Granlund and Montgomery, Division by invariant integers using multiplication (PLDI 1994), theorem 4.2.
+    """
+    shift = 31 + (d - 1).bit_length()
+    return -(-(1 << shift) // d), shift
+
+
+def _as_ints(factor: int, shift: int) -> tuple[int, int]:
+    """The bits of an unsigned factor as a signed 32-bit argument."""
+    return factor - (1 << 32 if factor >= 1 << 31 else 0), shift
+
 
 TILE_POSITION = """\
 // The walk over cluster tiles: bands of `swizzle` tiles along the raster axis; consecutive tiles run along it,
 // then step along the other axis. The last band is as tall as what is left. Serpentine: odd bands run backwards.
-struct Walk { int tiles_m, tiles_n, raster_n, swizzle, serpentine; };
+struct Walk {
+  int tiles_m, tiles_n, raster_n, swizzle, serpentine;
+  u32 band_factor, band_shift, height_factor, height_shift, last_factor, last_shift;
+};
 struct Position { int m, n; };
+// Division by a divisor that the host has turned into a multiplication: a dozen cycles instead of two hundred.
+__device__ __forceinline__ int divide(int n, u32 factor, u32 shift) { return (u64)n * factor >> shift; }
 __device__ __forceinline__ Position tile_position(int index, const Walk& walk) {
   const int fast_tiles = walk.raster_n ? walk.tiles_n : walk.tiles_m;
   const int slow_tiles = walk.raster_n ? walk.tiles_m : walk.tiles_n;
-  const int band = index / (walk.swizzle * slow_tiles);
+  const int band = divide(index, walk.band_factor, walk.band_shift);
   const int offset = index - band * walk.swizzle * slow_tiles;
-  const int height = min(walk.swizzle, fast_tiles - band * walk.swizzle);
-  const int fast = band * walk.swizzle + offset % height;
-  int slow = offset / height;
+  const int left = fast_tiles - band * walk.swizzle;
+  const bool last = left <= walk.swizzle;
+  int slow = divide(offset, last ? walk.last_factor : walk.height_factor, last ? walk.last_shift : walk.height_shift);
+  const int fast = band * walk.swizzle + offset - slow * (last ? left : walk.swizzle);
   if (walk.serpentine && (band & 1)) slow = slow_tiles - 1 - slow;
   return walk.raster_n ? Position{slow, fast} : Position{fast, slow};
 }"""

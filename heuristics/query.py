@@ -90,8 +90,8 @@ def best_schedule(problem: Problem, table: Table, device: Device | None = None) 
 
 
 def _choose(problem: Problem, table: Table, device: Device) -> Choice:
-    entry = table.by_problem.get(problem)
-    if entry is not None and device == table.device and not violations(problem, entry.schedule, device):
+    entry = table.runnable.get(problem) if device == table.device else None
+    if entry is not None:
         return Choice(problem, device, entry.schedule, EXACT, entry.median_us, problem)
     reasons = list(unsupported(problem, device))
     if reasons:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cost_model.costs import costs
-from ..space import BadInput, Device, Problem, Schedule, find_device
+from ..space import BadInput, Device, Problem, Schedule, find_device, violations
 from .journal import JournalContents, Measure
 
 if TYPE_CHECKING:
@@ -130,6 +130,9 @@ class Table:
     skipped: int = 0
     """Entries that could not be read."""
     by_problem: Mapping[Problem, Entry] = field(init=False, repr=False)
+    runnable: Mapping[Problem, Entry] = field(init=False, repr=False)
+    """The entries whose schedule can run its problem on the device by the rules of this version: checked here once,
+    so that a query need not."""
     by_kind: Mapping[tuple[str, ...], tuple[Entry, ...]] = field(init=False, repr=False)
     choices: dict[tuple[Problem, Device], Choice] = field(init=False, repr=False, default_factory=dict)
     """Answers already given (`query.best_schedule`)."""
@@ -138,7 +141,10 @@ class Table:
         kinds: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
         for entry in self.entries:
             kinds[entry.problem.kind].append(entry)
-        object.__setattr__(self, "by_problem", {entry.problem: entry for entry in self.entries})
+        by_problem = {entry.problem: entry for entry in self.entries}
+        runnable = {p: entry for p, entry in by_problem.items() if not violations(p, entry.schedule, self.device)}
+        object.__setattr__(self, "by_problem", by_problem)
+        object.__setattr__(self, "runnable", runnable)
         object.__setattr__(self, "by_kind", {kind: tuple(entries) for kind, entries in kinds.items()})
 
     def shortlist(self, kind: tuple[str, ...]) -> list[Schedule]:

@@ -95,7 +95,10 @@ def _splits(s: Schedule, device: Device) -> list[tuple[int, int]]:
 def _epilogue_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     if s.store == "direct":
         return [64]
-    return [n for n in EPILOGUE_N if n <= max(s.tile_n, EPILOGUE_N[0]) and _fits(_with(s, epilogue_n=n, epilogue_buffers=1), problem, device)]
+    widest = max(s.tile_n, EPILOGUE_N[0])
+    return [
+        n for n in EPILOGUE_N if n <= widest and _fits(_with(s, epilogue_n=n, epilogue_buffers=1), problem, device)
+    ]
 
 
 def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:

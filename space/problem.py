@@ -142,7 +142,8 @@ def read_suite(path: str | Path) -> list[NamedProblem]:
     """The problems of a CSV file with the header `name,layout,dtype,m,n,k[,batch,out_dtype,epilogue]`.
 
     Raises:
-        BadInput: the file cannot be read, the header differs, a name repeats, or a row is not a problem (with its line).
+        BadInput: the file cannot be read, the header differs, a name repeats, or a row is not a problem (its line is
+            named).
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")

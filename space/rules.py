@@ -174,7 +174,8 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
         if s.persistent:
             yield f"split_k {s.split_k} of a cluster in a persistent kernel: valid is one tile per CTA"
         if s.multicast:
-            yield f"split_k {s.split_k} with cluster {s.cluster_m}x{s.cluster_n}: valid is 1x1, the split is the cluster"
+            cluster = f"{s.cluster_m}x{s.cluster_n}"
+            yield f"split_k {s.split_k} with cluster {cluster}: valid is 1x1, the split is the cluster"
         if s.store == "direct":
             yield f"split_k {s.split_k} of a cluster with direct stores: valid is the store tma"
 

@@ -58,7 +58,8 @@ class Schedule:
     epilogue_buffers: int = 2
     """Chunks of shared memory a consumer warpgroup cycles through (`tma` only)."""
     swap_ab: bool = False
-    """The kernel computes D^T = B x A^T: `tile_m` and `cluster_m` then run along n, `tile_n` and `cluster_n` along m."""
+    """The kernel computes D^T = B x A^T: `tile_m` and `cluster_m` then run along n, `tile_n` and `cluster_n` along
+    m."""
     split_k: int = 1
     """CTAs that share the K of one tile."""
     reduction: str = "cluster"

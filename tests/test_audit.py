@@ -220,7 +220,7 @@ NEXT, COMMIT = "      ring.next();\n", "      wgmma_commit();\n"
         (SPLIT, "    wgmma_wait<0>();\n", "", "C7517"),
         (SMALL, FOR_EACH_BLOCK, FOR_EACH_BLOCK + ", wgmma_fence()", "wgmma fences in the K loop, not 1"),
         (SMALL, COMMIT, COMMIT + "wgmma_wait<0>();", "2 wgmma waits in the K loop, not 1"),
-        (SMALL, UNIFORM_WARP, "int warp = threadIdx.x / 32", "moves to uniform registers"),
+        (SPLIT, UNIFORM_WARP, "int warp = threadIdx.x / 32", "moves to uniform registers"),
         (SMALL, NEXT, NEXT + "__threadfence();", "memory fences in the K loop"),
         (SMALL, NEXT, NEXT + "__syncthreads();", "1 CTA barriers in the K loop, not 0"),
         (SPLIT, "grow_registers<232>();", "", "1 setmaxnreg instructions, not 2"),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-
 from tileseek.codegen import CompilePool, generate, launch_plan
 from tileseek.space import DIMENSIONS, H200, LAUNCH_FIELDS, Problem, Schedule, domain, nearest, sample, violations
 from tileseek.space.enumeration import _START

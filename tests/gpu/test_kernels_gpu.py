@@ -6,7 +6,6 @@ import random
 from dataclasses import replace
 
 import pytest
-
 from tileseek.codegen import CompilePool
 from tileseek.measure.policy import SCREEN
 from tileseek.measure.results import Candidate
