@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +19,7 @@ from .audit import AUDIT_VERSION, Audit, audit_kernel
 from .cache import Cache, Entry, content_key
 from .limits import worker_limit
 from .nvrtc import OPTIONS, compile_source, compiler_version
+from .process import die_with_parent
 from .source import GENERATOR_VERSION, generate
 
 __all__ = ["TIMEOUT_S", "CompilePool", "CompiledKernel", "compile_kernel", "compiler_version"]
@@ -270,11 +269,7 @@ class _Worker:
 
 def _serve(descriptor: int, parent: int, cache_directory: str, timeout_s: float) -> None:
     """A worker process: compile what comes, until the parent closes the connection or ends."""
-    # Even a parent that is killed takes its workers along, in the middle of a compilation.
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
+    die_with_parent(parent)
     connection = Connection(descriptor)
     cache = Cache(Path(cache_directory))
     while True:

@@ -29,7 +29,8 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
     ]
     if s.multicast:
         lines += [
-            "  // Thread i hands stages back to peer i: first the CTAs of its cluster column, then the others of its row.",
+            "  // Thread i hands stages back to peer i: first the CTAs of its cluster column,"
+            " then the others of its row.",
             "  constexpr int PEERS = CLUSTER_M + CLUSTER_N - 1;",
             "  const int other = thread - CLUSTER_M;",
             "  const u32 peer = thread < CLUSTER_M",
@@ -51,7 +52,7 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
     if s.workspace:
         lines += [
             "  // Counters of arrivals, one for each warpgroup of each tile, then the slots of partial tiles.",
-            f"  const long long cta_tiles = (long long)tiles * CLUSTER_M * CLUSTER_N;",
+            "  const long long cta_tiles = (long long)tiles * CLUSTER_M * CLUSTER_N;",
             "  float4* const slots = (float4*)((char*)workspace + (cta_tiles * CONSUMERS * 4 + 127) / 128 * 128);",
             "  const u32 vote = smem + SMEM_VOTES + 4 * consumer;",
         ]
@@ -114,7 +115,8 @@ def _main_loop(s: Schedule, rows: OperandTile, columns: OperandTile) -> list[str
         "      for (int step = 0; step < TILE_K / 16; ++step) {",
         "        #pragma unroll",
         "        for (int i = 0; i < M64; ++i)",
-        f"          wgmma(accumulators[i], a + (({_step('A', rows)} + i * {'64 * 128' if rows.k_major else 'A_SLAB'}) >> 4),",
+        f"          wgmma(accumulators[i],"
+        f" a + (({_step('A', rows)} + i * {'64 * 128' if rows.k_major else 'A_SLAB'}) >> 4),",
         f"                b + (({_step('B', columns)}) >> 4), block | step);",
         "      }",
         "      wgmma_commit();",

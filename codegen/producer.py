@@ -7,7 +7,6 @@ from ..space.resources import OperandTile, operand_tiles
 from .ptx import load_name
 from .walk import loop
 
-
 READY = "0, 32 + THREADS - 128"
 """The barrier at which consumers wait for the warp that initialises the mbarriers, and the threads it is for."""
 
@@ -29,7 +28,9 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     if s.producer_regs:
         lines.append(f"    shrink_registers<{s.producer_regs}>();")
     if not s.multicast:
-        lines.append(f"    if (warp == 0) named_arrive({READY});  // the mbarriers are ready, and loading starts at once")
+        lines.append(
+            f"    if (warp == 0) named_arrive({READY});  // the mbarriers are ready, and loading starts at once"
+        )
     lines += ["    if (warp == 0 && elect_one()) {"]
     if s.dependent_launch:
         lines.append("      launch_dependents();")
@@ -44,7 +45,8 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         late = "b" if s.swap_ab else "a"
         lines += [
             "",
-            "      // The weights do not depend on the kernel before: fill the first stages with them while it still runs.",
+            "      // The weights do not depend on the kernel before:"
+            " fill the first stages with them while it still runs.",
             "      int early = 0;",
             *("      " + line for line in loop(s)),
             "        const Position at = tile_position(tile, walk);",

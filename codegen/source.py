@@ -76,8 +76,8 @@ def _constants(problem: Problem, s: Schedule) -> str:
         f"constexpr int CLUSTER_M = {s.cluster_m}, CLUSTER_N = {s.cluster_n};",
         f"constexpr int M64 = {s.m64_per_warpgroup};  // 64-row wgmma blocks of a warpgroup's tile",
         "",
-        "// A stage holds slabs of each operand: rows of 128 bytes, 128-byte swizzle. K-major slabs are 64 columns of K",
-        "// wide, MN-major ones 64 rows or columns of the tile.",
+        "// A stage holds slabs of each operand: rows of 128 bytes, 128-byte swizzle. K-major slabs are 64 columns of",
+        "// K wide, MN-major ones 64 rows or columns of the tile.",
         *_slab_constants("A", rows),
         *_slab_constants("B", columns),
         "",
@@ -198,7 +198,8 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         identity = [
             "  const u32 rank = cluster_rank();",
             "  const int cluster_row = rank % CLUSTER_M, cluster_column = rank / CLUSTER_M;",
-            "  const int first_tile = blockIdx.x / (CLUSTER_M * CLUSTER_N), tile_step = gridDim.x / (CLUSTER_M * CLUSTER_N);",
+            "  const int first_tile = blockIdx.x / (CLUSTER_M * CLUSTER_N),"
+            " tile_step = gridDim.x / (CLUSTER_M * CLUSTER_N);",
         ]
         ready = ["  cluster_sync();"]
         leave = "  cluster_sync();  // no CTA leaves while a peer may still reach its shared memory"

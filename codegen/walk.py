@@ -139,5 +139,6 @@ def loop(s: Schedule, first: str = "first_tile", step: str = "tile_step", warps:
         "  const Work unit_work = work(unit, first_tile, tile_step, tiles, all_blocks);",
         "  if (unit_work.tile < 0) break;",
         "  const int tile = unit_work.tile;",
-        f"  const int k_blocks = {'__shfl_sync(0xffffffff, unit_work.k_blocks, 0)' if warps else 'unit_work.k_blocks'};",
+        "  const int k_blocks = "
+        + ("__shfl_sync(0xffffffff, unit_work.k_blocks, 0);" if warps else "unit_work.k_blocks;"),
     ]

@@ -22,15 +22,26 @@ from ..space import (
     TileGrid,
     ceil_div,
     kernel_extents,
+    shared_memory,
     store_pieces,
     tile_grid,
 )
+from ..space.resources import REGISTER_OVERHEAD, SWIZZLE_BYTES
 
 WGMMA_K_BYTES = 32
 """Bytes of K that one wgmma consumes of each row (k16 of 16-bit elements)."""
 
-GPC_SMS = (16, 16, 16, 16, 16, 16, 18, 18)
-"""SMs of each GPC: 16 or 18, 132 in all (H100 SXM and H200; which GPCs have more differs from card to card)."""
+GPC_SMS = (18, 18, 18, 18, 18, 16, 16, 10)
+"""SMs of each GPC, 132 in all. Which have how many differs from card to card; these agree with an H200 that held 64
+clusters of 2, 30 of 4 and 15 of 8, and not 31 or 16."""
+
+SMEM_RESERVED = 1024
+"""Bytes of shared memory that the system keeps for each CTA."""
+
+THREADS_PER_SM = 2048
+
+_NEAR = 0.5
+"""log(time / best) at which a measure weighs half of the best one in a fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +60,12 @@ class Constants:
     """The same with one group left in flight."""
     handover_cycles: float = 24.0
     """Lost per k-block by consumers that share a tile: k-blocks of 128 gain 1.5 to 3 % over 64."""
-    latency_ns: float = 950.0
+    latency_ns: float = 1500.0
     """From freeing a stage to its next contents under load: decode with 2, 3, 4 stages takes 0.93, 0.52, 0.41 us
     a k-block."""
-    least_stages: float = 0.5
-    """What is in flight when no stage is free during the products (two stages, one group in flight)."""
+    outside_ns: float = 4.0
+    """A row of 128 bytes outside the matrix, which TMA fills with zeros: 16 rows in tiles of 64 take twice as long as
+    with the operands swapped."""
     intake_bytes_per_ns: float = 105.0
     """Most that one SM takes in (52 to 60 bytes a clock in decode with 128 rows)."""
     l2_bytes_per_ns: float = 14000.0
@@ -78,12 +90,17 @@ class Constants:
     """Launch, barriers, tensor maps and the last store: with a ring to fill, decode takes 3.1 to 3.6 us more than
     its bytes."""
     cluster_launch_ns: float = 300.0
-    reduce_ns: float = 1000.0
+    reduce_ns: float = 500.0
     reduce_bytes_per_ns: float = 60.0
     """Adding the parts of a split K through distributed shared memory: fixed, and for the fp32 sums an SM sends
     (2 to 3 us for 128 rows, under 1 us for 16)."""
-    workspace_ns: float = 500.0
-    """What is added when the parts meet in device memory instead (0.3 to 0.7 us)."""
+    workspace_ns: float = 2000.0
+    """A part that goes through device memory: stores, a fence and a counter."""
+    part_ns: float = 400.0
+    part_bytes_per_ns: float = 150.0
+    """Each part that the last to arrive reads: one round trip after the other (0.5 to 0.8 us for 32 to 60 KB)."""
+    atomic_bytes_per_ns: float = 40.0
+    """fp32 sums that one SM adds to device memory."""
     stream_ns: float = 1500.0
     """What is added when stream-K cuts tiles unevenly (1.5 to 3 us)."""
     unhinted: float = 0.02
@@ -153,9 +170,12 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     k_blocks = ceil_div(grid.k_blocks, s.split_k)
     resident = resident_clusters(s, device)
     units = grid.clusters * grid.parts
+    # CTAs that share an SM share its tensor cores and its intake; a short grid spreads over the SMs first.
+    sharing = min(ctas_per_sm(problem, s, device), ceil_div(units, resident))
+    resident *= sharing
     rounds = ceil_div(units, resident)
     # Stream-K gives every CTA the same share of what does not fill a wave.
-    serial_units = max(1.0, units / resident) if s.stream_k else float(rounds)
+    serial_units = units / resident if s.stream_k else float(rounds)
     running = min(units, resident) * s.cluster_size
 
     # One k-block of one CTA. Rows outside the matrix are filled with zeros and not fetched.
@@ -163,13 +183,11 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     b_bytes = min(s.tile_n, columns) * s.tile_k * element
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
     block = _tensor_cycles(s, device, element, c)
-    issue = _issue_cycles(s, block, c)
+    issue = max(_issue_cycles(s, block, c), sharing * block)
     epilogue = _epilogue_cycles(s, c)
-    free = max(c.least_stages, s.stages - 1 - s.mma_in_flight)
-    ring_ns = c.latency_ns / free
-    intake_ns = (a_bytes + b_bytes) / c.intake_bytes_per_ns
+    outside = (max(0, s.tile_m - rows) + max(0, s.tile_n - columns)) * s.tile_k * element / SWIZZLE_BYTES
+    intake_ns = sharing * ((a_bytes + b_bytes) / c.intake_bytes_per_ns + outside * c.outside_ns)
     l2_ns = running * l2_block / c.l2_bytes_per_ns
-    feed_ns = _join(c.sharpness, ring_ns, intake_ns, l2_ns)
 
     traffic = dram_traffic(problem, s, grid, resident, device, c)
     crowd = (a_bytes + b_bytes) * s.stages - c.enough_bytes
@@ -180,23 +198,27 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
         once = "a" if (grid.n == 1) != s.swap_ab else "b"
         dram_ns *= 1 + c.unhinted * (s.evict_first != once)
     fixed_ns = c.launch_ns + c.latency_ns + (c.cluster_launch_ns if s.cluster_size > 1 else 0.0)
-    part_ns = 0.0
-    if s.split_k > 1 or s.stream_k:
-        part_ns = s.tile_m * s.tile_n * 4 * (1 - 1 / max(2, s.split_k)) / c.reduce_bytes_per_ns
-        fixed_ns += c.reduce_ns + (c.workspace_ns if s.workspace else 0.0) + (c.stream_ns if s.stream_k else 0.0)
-        fixed_ns += part_ns
+    part_ns = _part_ns(s, serial_units, c)
     if s.dependent_launch:
         fixed_ns -= c.weights_save_ns if s.dependent_launch == "weights" else c.wait_saves_ns
-    restart_ns = 0.0 if s.persistent else (rounds - 1) * (c.latency_ns + c.cta_ns)
+    # Another CTA of the SM works while one starts or ends.
+    restart_ns = 0.0 if s.persistent or sharing > 1 else (rounds - 1) * (c.latency_ns + c.cta_ns)
+    hidden_end = s.arrangement == PINGPONG and s.persistent
+
+    def ring_ns(mhz: float) -> float:
+        # A stage is on its way for the latency, then in use until its products are done.
+        return (c.latency_ns + (1 + s.mma_in_flight) * issue * 1e3 / mhz) / s.stages
 
     def total_ns(mhz: float) -> float:
-        main = k_blocks * _join(c.sharpness, issue * 1e3 / mhz, feed_ns)
+        issue_ns = issue * 1e3 / mhz
+        main = k_blocks * _join(c.sharpness, issue_ns, ring_ns(mhz), intake_ns, l2_ns)
         end = epilogue * 1e3 / mhz
-        if s.arrangement == PINGPONG and s.persistent:
+        if hidden_end:
             turn = c.turn_cycles * 1e3 / mhz
             busy = serial_units * max(main + turn, (main + end) / 2) + end
         else:
-            busy = serial_units * (main + end) + (serial_units - 1) * part_ns
+            ends = 1 if sharing > 1 else serial_units
+            busy = serial_units * (main + part_ns) + ends * end
         return _join(c.sharpness, busy + restart_ns, dram_ns) + fixed_ns
 
     blocks = grid.ctas * k_blocks
@@ -209,15 +231,14 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     watts = energy_pj / total_ns(device.max_clock_mhz - c.clock_drop_mhz) / 1e3
     clock = device.max_clock_mhz - c.clock_drop_mhz * min(1.0, watts / c.full_load_w)
     serial = serial_units * k_blocks / 1e3
-    hidden = s.arrangement == PINGPONG and s.persistent
     return Terms(
         total_us=total_ns(clock) / 1e3,
         tensor_us=serial * block * 1e3 / clock,
-        ring_us=serial * ring_ns,
+        ring_us=serial * ring_ns(clock),
         intake_us=serial * intake_ns,
         l2_us=serial * l2_ns,
         dram_us=dram_ns / 1e3,
-        epilogue_us=(1 if hidden else serial_units) * epilogue / clock,
+        epilogue_us=(1 if hidden_end else serial_units) * epilogue / clock,
         fixed_us=(fixed_ns + restart_ns) / 1e3,
         clock_mhz=clock,
         waves=units / resident,
@@ -226,8 +247,37 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     )
 
 
+def _part_ns(s: Schedule, serial_units: float, c: Constants) -> float:
+    """What a CTA spends on each of its units to add up the parts of tiles."""
+    tile_bytes = s.tile_m * s.tile_n * 4
+    if s.split_cluster:
+        return c.reduce_ns + tile_bytes * (1 - 1 / s.split_k) / c.reduce_bytes_per_ns
+    if s.reduction == "atomic":
+        return c.workspace_ns + 2 * tile_bytes / c.atomic_bytes_per_ns
+    if s.workspace:
+        # Stream-K cuts a tile in two or three, or in as many parts as it gives a tile CTAs.
+        parts = s.split_k if s.split_k > 1 else max(2.0, 1 / serial_units)
+        added = c.workspace_ns + parts * (c.part_ns + tile_bytes / c.part_bytes_per_ns)
+        return (added + c.stream_ns) / max(1.0, serial_units) if s.stream_k else added
+    return 0.0
+
+
+def ctas_per_sm(problem: Problem, s: Schedule, device: Device) -> int:
+    """CTAs of a schedule that share an SM: of a persistent kernel one is launched for each, of others what fits."""
+    if s.persistent or s.cluster_size > 1 or s.consumer_regs:
+        return 1
+    registers = s.threads * ceil_div(min(255, s.accumulators + REGISTER_OVERHEAD), 8) * 8
+    memory = shared_memory(problem, s).total + SMEM_RESERVED
+    fitting = (
+        device.registers_per_sm // registers,
+        (device.smem_per_cta + SMEM_RESERVED) // memory,
+        THREADS_PER_SM // s.threads,
+    )
+    return max(1, min(fitting))
+
+
 def resident_clusters(s: Schedule, device: Device) -> int:
-    """Clusters of a schedule that run at once."""
+    """Clusters of a schedule that run at once, with one CTA on an SM."""
     clusters = clusters_at_once(s.cluster_size, device)
     return max(1, min(clusters, s.ctas // s.cluster_size)) if s.persistent and s.ctas else clusters
 
@@ -283,14 +333,18 @@ def dram_traffic(
     again_slow = min(bands, waves) - 1
     again_fast = max(0.0, waves / bands - 1)
     output = problem.m * problem.n * OUT_DTYPE_BYTES[problem.out_dtype]
+    if s.stream_k:
+        # CTAs that share a tile's operands are at different places of K and find them gone.
+        streamed = min(1.0, 1.5 * resident / grid.clusters)
+        lost = streamed * max(0.0, 1 - cache / (a + b))
+        output += int(lost * (a * (grid.n - 1) + b * (grid.m - 1)))
     return fast * (1 + again_fast * lost_panel) + slow * (1 + again_slow * lost_slow) + output
 
 
-def _join(sharpness: float, a: float, b: float, c: float = 0.0) -> float:
+def _join(sharpness: float, *limits: float) -> float:
     """The largest of the limits, a little more where others are close to it."""
-    most = max(a, b, c)
-    total = (a / most) ** sharpness + (b / most) ** sharpness + (c / most) ** sharpness
-    return float(most * total ** (1 / sharpness))
+    most = max(limits)
+    return float(most * sum((limit / most) ** sharpness for limit in limits) ** (1 / sharpness))
 
 
 class Timed(Protocol):
@@ -307,17 +361,23 @@ class Timed(Protocol):
 def fit(measures: Sequence[Timed], device: Device, start: Constants = H200_CONSTANTS) -> Constants:
     """The constants that agree best with measured times, each kept within a factor of four of `start`.
 
-    Least squares on the logarithm of the ratio, with a loss that outliers do not dominate (scipy).
+    Least squares on the logarithm of the ratio, with a loss that outliers do not dominate (scipy). Schedules near the
+    best of their problem weigh most.
     """
     import numpy as np
     from scipy.optimize import least_squares
 
     timed = [(m.problem, m.schedule, math.log(m.median_us)) for m in measures if m.median_us is not None]
+    best: dict[Problem, float] = {}
+    for problem, _, time in timed:
+        best[problem] = min(time, best.get(problem, time))
+    weights = np.array([1 / (1 + ((time - best[problem]) / _NEAR) ** 2) for problem, _, time in timed]) ** 0.5
     first = np.array(astuple(start))
 
-    def residuals(logs: Any) -> list[float]:
+    def residuals(logs: Any) -> Any:
         constants = Constants(*(first * np.exp(logs)).tolist())
-        return [math.log(estimate_us(problem, s, device, constants)) - time for problem, s, time in timed]
+        expected = [math.log(estimate_us(problem, s, device, constants)) for problem, s, _ in timed]
+        return weights * (np.array(expected) - np.array([time for _, _, time in timed]))
 
     bound = math.log(4)
     origin = np.zeros(len(fields(Constants)))

@@ -1,8 +1,10 @@
-"""Schedules against cuBLAS and the best of cuBLASLt: the rows of a bench file."""
+"""Schedules against cuBLAS and the best of cuBLASLt: the document of a bench file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from ..codegen.compiler import compile_kernel
@@ -15,6 +17,8 @@ from .supervisor import Measurer
 
 OnRow = Callable[[dict[str, Any]], None]
 
+RATIOS = ("ratio_cublas", "ratio_cublaslt_best")
+
 
 def bench(
     measurer: Measurer,
@@ -25,7 +29,7 @@ def bench(
     """One row for each (problem, schedule), in the bench format; `on_row` gets each as soon as it is measured.
 
     Times are microseconds of one call; ratios are their time over ours. A schedule that does not compile or is not
-    correct has `correct` false, its `status` and `reason`, and no times.
+    correct has `correct` false, its `status` and `reason`, and null for what was not measured.
 
     Raises:
         BadInput: a problem cannot be measured.
@@ -47,38 +51,53 @@ def bench(
     return rows
 
 
-def geomeans(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The `geomean` object of a bench file, over the rows that are correct."""
+def document(measurer: Measurer, policy: Policy, command: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The bench file of `rows`: how, where and when they were measured, by which command line."""
     return {
-        name: geomean([row[name] for row in rows if row["correct"]]) for name in ("ratio_cublas", "ratio_cublaslt_best")
+        "env": measurer.env,
+        "policy": {**asdict(policy), "key": policy.key},
+        "command": command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rows": list(rows),
+        "geomean": geomeans(rows),
     }
+
+
+def geomeans(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """The `geomean` object of a bench file, over the rows that are correct; null without any."""
+    return {name: geomean([row[name] for row in rows if row["correct"]]) or None for name in RATIOS}
 
 
 def _row(measurer: Measurer, named: NamedProblem, result: Result) -> dict[str, Any]:
-    row: dict[str, Any] = {
+    def known(value: Any) -> Any:
+        return value if result.correct else None
+
+    return {
         "name": named.name,
         "problem": named.problem.to_json(),
         "schedule": result.schedule.to_json(),
+        "schedule_name": result.schedule.name,
         "correct": result.correct,
-    }
-    if not result.correct:
-        return row | {"status": result.status, "reason": result.reason}
-    return row | {
-        "ours_us": result.median_us,
-        "cublas_us": result.ref_us,
-        "cublaslt_best_us": result.best_us,
-        "cublaslt_best": result.best,
-        "ratio_cublas": result.ratio_to_ref,
-        "ratio_cublaslt_best": result.ratio_to_best,
+        "status": result.status,
+        "reason": result.reason,
+        "ours_us": known(result.median_us),
+        "cublas_us": known(result.ref_us),
+        "cublaslt_best_us": known(result.best_us),
+        "cublaslt_best": known(result.best),
+        "ratio_cublas": known(result.ratio_to_ref),
+        "ratio_cublaslt_best": known(result.ratio_to_best),
+        "ratio_cycles_cublas": known(result.ratio_cycles),
+        "ratio_cycles_cublaslt_best": known(result.ratio_cycles_best),
         "ci95": {
-            "ratio_cublas": list(result.ci95["ratio_to_ref"]),
-            "ratio_cublaslt_best": list(result.ci95["ratio_to_best"]),
-            "ratio_cycles_cublaslt_best": list(result.ci95["ratio_cycles_best"]),
+            "ratio_cublas": result.ci95.get("ratio_to_ref"),
+            "ratio_cublaslt_best": result.ci95.get("ratio_to_best"),
+            "ratio_cycles_cublas": result.ci95.get("ratio_cycles"),
+            "ratio_cycles_cublaslt_best": result.ci95.get("ratio_cycles_best"),
         },
-        "ratio_cycles_cublaslt_best": result.ratio_cycles_best,
-        "effective_mhz": result.clock_mhz,
-        "power_w": result.power_w,
-        "slot_ms": result.slot_ms,
+        "effective_mhz": known(result.clock_mhz),
+        "power_w": known(result.power_w),
+        "power_limited": known(result.power_limited),
+        "slot_ms": known(result.slot_ms),
         "rounds": len(result.times_us),
-        "roofline_us": roofline_us(named.problem, measurer.device, result.clock_mhz),
+        "roofline_us": known(roofline_us(named.problem, measurer.device, result.clock_mhz or 1.0)),
     }

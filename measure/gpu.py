@@ -20,8 +20,9 @@ from . import check
 from .clock import Clock
 from .cublas import CublasLt, Reference, cublas_default
 from .driver import BoundLaunch, DriverError, Kernel
+from .gpus import hopper
 from .lazy import torch
-from .nvml import Nvml, gpu_uuid
+from .nvml import Nvml
 from .operands import DEVICE, OperandSet, integer_set, needed_bytes, normal_set, set_count
 from .policy import BURST, LIMITED_MHZ, Policy
 from .protocol import Contestant, ContextLost, NoMemory, Rejected
@@ -66,7 +67,7 @@ class GpuBackend:
         self.properties = cuda.get_device_properties(0)
         self.device: Device = find_device(self.properties.name)
         self.sm_count = int(self.properties.multi_processor_count)
-        self.uuid = gpu_uuid(0)
+        self.uuid = hopper().uuid
         self.nvml = Nvml(self.uuid)
         self.clock = Clock(self.handle, self.sm_count)
         self.stopwatch = Stopwatch(self.stream, self.clock, self.nvml)

@@ -1,13 +1,10 @@
-"""NVML through ctypes: which GPU an index means, its limits, and what it is doing. Creates no CUDA context."""
+"""NVML through ctypes: the limits of a GPU, and what it is doing. Creates no CUDA context."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import dataclass
 from typing import Any
-
-from ..space import BadInput
 
 _LIBRARY = "libnvidia-ml.so.1"
 _CLOCK_SM = 1
@@ -86,33 +83,6 @@ class Nvml:
 
     def _call(self, name: str, *arguments: Any) -> None:
         _call(self._library, name, *arguments)
-
-
-def gpu_uuid(index: int) -> str:
-    """The UUID of GPU `index`, counted as CUDA_VISIBLE_DEVICES has it, else in PCI order.
-
-    Raises:
-        BadInput: there is no such GPU, or no NVIDIA driver.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    name = str(index)
-    if visible is not None:
-        names = [word.strip() for word in visible.split(",") if word.strip()]
-        if not 0 <= index < len(names):
-            raise BadInput(f"gpu is {index}: CUDA_VISIBLE_DEVICES {visible!r} has {len(names)}")
-        name = names[index]
-    try:
-        library = _load()
-        device = ctypes.c_void_p()
-        if name.isdigit():
-            _call(library, "nvmlDeviceGetHandleByIndex_v2", int(name), ctypes.byref(device))
-        else:
-            _call(library, "nvmlDeviceGetHandleByUUID", name.encode(), ctypes.byref(device))
-        text = ctypes.create_string_buffer(_TEXT_BYTES)
-        _call(library, "nvmlDeviceGetUUID", device, text, _TEXT_BYTES)
-    except NvmlError as error:
-        raise BadInput(f"gpu is {index}: {error}; valid is the index of an NVIDIA GPU of this machine") from error
-    return text.value.decode()
 
 
 def _load() -> ctypes.CDLL:

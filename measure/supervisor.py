@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from ..space import BadInput, Device, Problem, find_device
 from . import lock
-from .nvml import gpu_uuid
+from .gpus import hopper
 from .policy import Policy
 from .protocol import Broken, Done, Finished, Job, Message, Ready, Refused, Request, Stage, Verified
 from .results import Candidate, Result
@@ -120,7 +120,7 @@ class Measurer:
     """The measuring instrument of one GPU. Use as a context manager, from one thread: the worker is tied to the life of
     the thread that made it.
 
-    `gpu` counts as CUDA_VISIBLE_DEVICES does. `backend` and `uuid` replace the GPU by a simulation in tests.
+    `gpu` counts as the CUDA driver does. `backend` and `uuid` replace the GPU by a simulation in tests.
 
     Raises:
         BadInput: there is no such GPU, another process measures on it, or it is of no known device class.
@@ -128,7 +128,7 @@ class Measurer:
     """
 
     def __init__(self, gpu: int = 0, backend: str = GPU_BACKEND, uuid: str | None = None) -> None:
-        self.uuid = uuid or gpu_uuid(gpu)
+        self.uuid = uuid or hopper(gpu).uuid
         self._backend = backend
         self._lock = lock.acquire(self.uuid)
         self._worker: _Worker | None = None

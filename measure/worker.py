@@ -5,14 +5,13 @@ Run as `python -m tileseek.measure.worker FD PARENT_PID MODULE:CLASS`.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
-import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
 
+from ..codegen.process import die_with_parent
 from ..space import BadInput
 from .protocol import (
     Backend,
@@ -37,8 +36,6 @@ from .scoring import score
 
 PREPARE_S = 300.0
 """Longest silence while operands and references of one problem are made."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def run(backend: Backend, request: Request, tell: Tell) -> None:
@@ -118,13 +115,6 @@ def serve(connection: Connection, backend: Backend) -> None:
             os._exit(1)
         except Exception:
             tell(Refused(traceback.format_exc(), bad_input=False))
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends, however it ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the call
-        os._exit(1)
 
 
 def main() -> None:

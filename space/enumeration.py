@@ -27,6 +27,7 @@ from .rules import (
     EPILOGUE_N,
     EVICT_FIRST,
     L2_PROMOTIONS,
+    MAX_CLUSTER,
     MMA_IN_FLIGHT,
     MULTICAST_ROWS,
     RASTERS,
@@ -153,7 +154,8 @@ def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 
 
 def _reductions(s: Schedule, problem: Problem, device: Device) -> list[str]:
-    return [r for r in REDUCTIONS if _fits(_smallest(_with(s, reduction=r)), problem, device)]
+    possible = REDUCTIONS if s.split_k <= MAX_CLUSTER else [r for r in REDUCTIONS if r != "cluster"]
+    return [r for r in possible if _fits(_smallest(_with(s, reduction=r)), problem, device)]
 
 
 def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:

@@ -19,13 +19,15 @@ TILE_N = tuple(range(8, 257, 8))
 TILE_K = (64, 128, 256)
 STAGES = tuple(range(2, 17))
 MMA_IN_FLIGHT = (0, 1)
-CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
+CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
 RASTERS = ("m", "n")
 SWIZZLES = (1, 2, 4, 8, 16, 32)
 STORES = ("tma", "direct")
 EPILOGUE_N = (16, 32, 64)
 EPILOGUE_BUFFERS = (1, 2, 4)
-SPLIT_K = tuple(range(1, 17))
+SPLIT_K = (*range(1, 17), 20, 24, 32, 48, 64)
+MAX_CLUSTER = 16
+"""CTAs of the largest cluster of Hopper, which a kernel must ask for beyond 8."""
 REDUCTIONS = ("cluster", "slots", "atomic")
 EVICT_FIRST = ("", "a", "b")
 L2_PROMOTIONS = (0, 64, 128, 256)
@@ -171,6 +173,8 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
         if (blocks := grid.ctas * grid.k_blocks) < device.sm_count:
             yield f"stream_k over {blocks} k-blocks: valid is at least one for each of {device.sm_count} SMs"
     elif s.split_cluster:
+        if s.split_k > MAX_CLUSTER:
+            yield f"split_k {s.split_k} of a cluster: valid is at most {MAX_CLUSTER}"
         if s.persistent:
             yield f"split_k {s.split_k} of a cluster in a persistent kernel: valid is one tile per CTA"
         if s.multicast:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from tileseek.gpus import HOPPER, gpus
+from tileseek.measure.gpus import HOPPER, gpus
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

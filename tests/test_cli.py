@@ -15,9 +15,10 @@ from journals import ENV, FIRST, FOURTH, SECOND, contents, measured
 from tileseek.cost_model.analytic import estimate_us
 from tileseek.heuristics.journal import Journal, pack_journal, read_journal
 from tileseek.heuristics.table import build_table, load_table
+from tileseek.measure import gpus
 from tileseek.space import H200, BadInput, Problem, Schedule, sample, violations
 
-from tileseek import cli, gpus
+from tileseek import cli
 
 P = Problem(8192, 6144, 4096)
 SIZES = ["8192", "6144", "4096"]
@@ -215,7 +216,7 @@ def no_gpus() -> tuple[gpus.Gpu, ...]:
 
 
 def an_ampere() -> tuple[gpus.Gpu, ...]:
-    return (gpus.Gpu(0, "NVIDIA A100", "8.0", 108, 80 << 30),)
+    return (gpus.Gpu(0, "GPU-0", "NVIDIA A100", "8.0", 108, 80 << 30),)
 
 
 @pytest.mark.parametrize("command", [["bench", *SIZES], ["tune", *SIZES, "--gpu", "0"]])
@@ -366,9 +367,9 @@ cli.main()
 
 
 def test_unknown_hopper_gpus_are_a_class_of_their_own() -> None:
-    assert gpus.Gpu(0, "NVIDIA H200", "9.0", 132, 1).device == H200
+    assert gpus.Gpu(0, "GPU-0", "NVIDIA H200", "9.0", 132, 1).device == H200
     for name, sm_count in (("NVIDIA H200 NVL", 132), ("NVIDIA H200", 16)):
-        device = gpus.Gpu(0, name, "9.0", sm_count, 1).device
+        device = gpus.Gpu(0, "GPU-0", name, "9.0", sm_count, 1).device
         assert device != H200
         assert device.sm_count == sm_count
     with pytest.raises(BadInput, match="valid is a Hopper"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import subprocess
@@ -23,7 +24,8 @@ from tileseek.measure.results import RATIOS, STATUSES, Candidate, Result
 from tileseek.measure.roofline import floor_us, roofline_us
 from tileseek.measure.stats import estimate, geomean, interval_rank, paired
 from tileseek.measure.supervisor import MeasureError, Measurer
-from tileseek.space import H200, BadInput, Problem, Schedule, violations
+from tileseek.space import H200, LAYOUTS, BadInput, Problem, Schedule, violations
+from tileseek.space.rules import SPLIT_K, TILE_K
 
 SCHEDULE = Schedule.parse("coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2")
 PROBLEM = Problem(512, 512, 512)
@@ -142,7 +144,7 @@ def test_a_right_product_passes(dtype: str, k: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("k", [64, 1000, 4096])
+@pytest.mark.parametrize("k", [64, 1000, 4168, 16384])
 def test_planted_bugs_are_caught(dtype: str, k: int) -> None:
     product = Product(dtype, k)
     right = rounded(product.exact, dtype)
@@ -173,9 +175,40 @@ def test_the_first_wrong_element_is_named() -> None:
     assert check.wrong_elements(d, product.exact, allowed) == (2, 17, 3)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tile_k", TILE_K)
+def test_every_split_of_k_has_a_companion(layout: str, tile_k: int) -> None:
+    problem = Problem(64, 1280, 16384, layout=layout)
+    for split_k in SPLIT_K[1:]:
+        split = Schedule("coop", 1, 64, 64, tile_k, 2, epilogue_n=32, split_k=split_k, reduction="slots")
+        assert not violations(problem, split, H200)
+        assert any(-(-companion.k // tile_k) >= split_k for companion in check.companions(problem, split, H200))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("split_k", [2, 5, 16])
+def test_a_companion_shows_mistakes_of_a_split_to_the_bit(dtype: str, split_k: int) -> None:
+    """Integers: the right sum of parts is exact in any order, and a wrong one has other bits somewhere."""
+    m, n, k = check.COMPANION_SIZES[2]
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((m, k), (k, n)))
+    ends = [64 * (-(-k // 64) * part // split_k) for part in range(split_k)] + [k]
+    parts = [a[:, i:j] @ b[i:j] for i, j in itertools.pairwise(ends)]
+    exact = rounded(a @ b, dtype)
+    assert np.array_equal(rounded(np.sum(parts[::-1], axis=0), dtype), exact)
+    tail = a[:, -8:] @ b[-8:]
+    bugs = {
+        "skips the tail of K": np.sum(parts, axis=0) - tail,
+        "adds the tail of K twice": np.sum(parts, axis=0) + tail,
+        "loses a part": np.sum(parts[:-1], axis=0),
+        "adds a part twice": np.sum([*parts, parts[0]], axis=0),
+    }
+    assert [name for name, d in bugs.items() if np.array_equal(rounded(d, dtype), exact)] == []
+
+
 def test_companions_are_valid_and_no_tile_divides_them() -> None:
     found = check.companions(Problem(16, 4096, 4096, dtype="fp16"), SCHEDULE, H200)
-    assert len(found) == 3
+    assert len(found) == 4
     assert all(not violations(companion, SCHEDULE, H200) and companion.dtype == "fp16" for companion in found)
     for m, n, k in check.COMPANION_SIZES[:2]:
         assert m % 64 and n % 16 and k % 64

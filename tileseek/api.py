@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from .gpus import HOPPER, gpus
 from .heuristics.query import Choice
 from .heuristics.query import best_schedule as query
 from .heuristics.table import Table
 from .heuristics.table import load_table as read_table
+from .measure.gpus import HOPPER, gpus
 from .results import has_table, table_path
 from .space import H200, Device, Problem, find_device
 

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from . import __version__
-from .commands import bench, codegen, doctor, export, query, report, tune
+from .commands import bench, codegen, doctor, export, query, report, speed, tune
 from .space import BadInput
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("bench", context_settings=_NUMBERS)(bench.command)
 app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("doctor")(doctor.command)
+app.command("speed")(speed.command)
 
 
 def _version(show: bool) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .api import best_schedule
 from .codegen.plan import LaunchPlan, launch_plan
-from .gpus import hopper
+from .measure.gpus import hopper
 from .space import BadInput, Problem
 from .space.rules import TMA_ALIGNMENT
 

@@ -6,17 +6,14 @@ import itertools
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ..api import best_schedule, load_table
-from ..gpus import hopper
-from ..heuristics.report import geomean
-from ..space import BadInput, NamedProblem, Problem, Schedule, unsupported
+from ..measure.gpus import hopper
+from ..space import BadInput, Device, NamedProblem, Schedule, unsupported
 from .inputs import (
     AsJson,
     Dtype,
@@ -31,10 +28,9 @@ from .inputs import (
     require,
     whole_number,
 )
-from .output import dumps_json, notes, print_table, progress, write_text
+from .output import check_writable, dumps_json, notes, print_table, progress, write_text
 
-if TYPE_CHECKING:
-    from ..measure.results import Candidate, Result
+Case = tuple[NamedProblem, Schedule]
 
 
 def command(
@@ -43,6 +39,9 @@ def command(
     layout: Layout = None,
     epilogue: Epilogue = None,
     overlap: Overlap = None,
+    least: Annotated[
+        int, typer.Option(parser=whole_number, help="Leave out problems whose m, n or k is smaller.")
+    ] = 1,
     schedule: Annotated[
         str | None, typer.Option(help="Name of a schedule, for one problem (default: the best known).")
     ] = None,
@@ -52,105 +51,89 @@ def command(
     out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure against the cuBLAS default and the best cuBLASLt algorithm, interleaved in rounds."""
+    """Measure against the cuBLAS default and the best of cuBLASLt, interleaved in rounds.
+
+    A run that is interrupted keeps the rows it has.
+    """
     from ..measure.policy import POLICIES
 
-    named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
+    named = _at_least(least, read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap))
     if policy not in POLICIES:
         raise BadInput(f"policy is {policy!r}: valid are {', '.join(POLICIES)}")
     device = hopper(gpu).device
     require("tune", "torch", "cuda.bindings")
+    if out is not None:
+        check_writable(out)
     if schedule is not None:
-        chosen = {one_problem(named): check_schedule(schedule, one_problem(named), device)}
+        problem = one_problem(named)
+        cases = [(named[0], check_schedule(schedule, problem, device))]
     else:
-        tuned = load_table(table)
-        runnable = [each.problem for each in named if not list(unsupported(each.problem, device))]
-        if not runnable:
-            raise BadInput(f"none of the problems can run: {'; '.join(unsupported(named[0].problem, device))}")
-        chosen = {problem: best_schedule(problem, tuned, device).schedule for problem in runnable}
-    left_out = [each.name for each in named if each.problem not in chosen]
-    if left_out:
-        notes.print(f"{len(left_out)} problems without a kernel left out: {', '.join(left_out)}")
-    document = _measure([each for each in named if each.problem in chosen], chosen, policy, gpu)
+        cases = _best_known(named, table, device)
+    document, stopped = _measure(cases, policy, gpu)
     if out is not None:
         write_text(out, dumps_json(document))
     if as_json:
         write_text(None, dumps_json(document))
     else:
         _print(document)
+    if stopped is not None:
+        notes.print(f"stopped after {len(document['rows'])} of {len(cases)} problems{stopped and ': ' + stopped}")
+        raise typer.Exit(1 if stopped else 130)
 
 
-def _measure(
-    named: Sequence[NamedProblem], chosen: dict[Problem, Schedule], policy_name: str, gpu: int
-) -> dict[str, Any]:
+def _at_least(size: int, named: Sequence[NamedProblem]) -> list[NamedProblem]:
+    kept = [each for each in named if min(each.problem.m, each.problem.n, each.problem.k) >= size]
+    if not kept:
+        raise BadInput(f"--least {size} leaves none of {len(named)} problems: valid is a smaller size")
+    return kept
+
+
+def _best_known(named: Sequence[NamedProblem], table: Path | None, device: Device) -> list[Case]:
+    tuned = load_table(table, device)
+    runnable = [each for each in named if not list(unsupported(each.problem, device))]
+    if not runnable:
+        raise BadInput(f"none of the problems can run: {'; '.join(unsupported(named[0].problem, device))}")
+    if len(runnable) < len(named):
+        left_out = ", ".join(each.name for each in named if each not in runnable)
+        notes.print(f"{len(named) - len(runnable)} problems without a kernel left out: {left_out}")
+    choices = [best_schedule(each.problem, tuned, device) for each in runnable]
+    guesses = sum(choice.provenance != "exact" for choice in choices)
+    if guesses:
+        notes.print(f"{guesses} of {len(choices)} problems are not in the table: their schedules are guesses")
+    return [(each, choice.schedule) for each, choice in zip(runnable, choices, strict=True)]
+
+
+def _measure(cases: Sequence[Case], policy_name: str, gpu: int) -> tuple[dict[str, Any], str | None]:
+    """The document, and what stopped it early: None for nothing, no words for Ctrl-C."""
+    from ..codegen.compiler import CompilePool
+    from ..measure.bench import bench, document
     from ..measure.policy import POLICIES
-    from ..measure.roofline import roofline_us
-    from ..measure.supervisor import Measurer
+    from ..measure.supervisor import MeasureError, Measurer
 
     policy = POLICIES[policy_name]
-    candidates = _compile(chosen)
-    rows = []
-    with Measurer(gpu) as measurer, progress("measuring", len(named)) as advance:
-        for count, each in enumerate(named, 1):
-            (result,) = measurer.measure(each.problem, [candidates[each.problem]], policy, None)
-            roofline = roofline_us(each.problem, measurer.device, result.clock_mhz) if result.correct else None
-            rows.append(_row(each, result, roofline))
-            advance(each.name, count)
-        env = measurer.env
-    return {
-        "env": env,
-        "policy": {**asdict(policy), "key": policy.key},
-        "command": shlex.join(["tileseek", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": rows,
-        "geomean": {name: geomean(row[name] for row in rows) for name in ("ratio_cublas", "ratio_cublaslt_best")},
-    }
+    rows: list[dict[str, Any]] = []
+    stopped = None
+    with Measurer(gpu) as measurer:
+        try:
+            # Into the cache, from which `bench` takes them one by one.
+            with CompilePool() as pool, progress("compiling", len(cases)) as advance:
+                done = itertools.count(1)
+                pool.compile_many(
+                    [(named.problem, schedule) for named, schedule in cases],
+                    lambda _, kernel: advance("compiling", next(done)),
+                )
+            with progress("measuring", len(cases)) as advance:
 
+                def keep(row: dict[str, Any]) -> None:
+                    rows.append(row)
+                    advance(row["name"], len(rows))
 
-def _compile(chosen: dict[Problem, Schedule]) -> dict[Problem, Candidate]:
-    from ..codegen.compiler import CompilePool
-    from ..measure.results import Candidate
-
-    with CompilePool() as pool, progress("compiling", len(chosen)) as advance:
-        done = itertools.count(1)
-        kernels = pool.compile_many(list(chosen.items()), lambda _, kernel: advance("compiling", next(done)))
-    candidates = {}
-    for (problem, schedule), kernel in zip(chosen.items(), kernels, strict=True):
-        if kernel.audit is None or kernel.status != "ok":
-            raise BadInput(f"schedule {schedule} for {problem.key} does not compile ({kernel.status}): {kernel.reason}")
-        candidates[problem] = Candidate(schedule, kernel.cubin, kernel.entry, kernel.audit.registers)
-    return candidates
-
-
-def _row(named: NamedProblem, result: Result, roofline: float | None) -> dict[str, Any]:
-    """A row of the document; what was not measured is null."""
-
-    def known(value: float) -> float | None:
-        return value or None
-
-    return {
-        "name": named.name,
-        "problem": named.problem.to_json(),
-        "schedule": result.schedule.to_json(),
-        "schedule_name": result.schedule.name,
-        "ours_us": known(result.median_us),
-        "cublas_us": known(result.ref_us),
-        "cublaslt_best_us": known(result.best_us),
-        "ratio_cublas": known(result.ratio_to_ref),
-        "ratio_cublaslt_best": known(result.ratio_to_best),
-        "ci95": {
-            "ratio_cublas": result.ci95.get("ratio_to_ref"),
-            "ratio_cublaslt_best": result.ci95.get("ratio_to_best"),
-        },
-        "ratio_cycles_cublaslt_best": known(result.ratio_cycles_best),
-        "effective_mhz": known(result.clock_mhz),
-        "power_w": known(result.power_w),
-        "slot_ms": known(result.slot_ms),
-        "roofline_us": roofline,
-        "correct": result.correct,
-        "status": result.status,
-        "reason": result.reason,
-    }
+                bench(measurer, cases, policy, keep)
+        except KeyboardInterrupt:
+            stopped = ""
+        except MeasureError as error:
+            stopped = str(error)
+        return document(measurer, policy, shlex.join(["tileseek", *sys.argv[1:]]), rows), stopped
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -162,7 +145,7 @@ def _print(document: dict[str, Any]) -> None:
         return "-" if value is None else f"{value:.{digits}f}"
 
     print_table(
-        ["problem", "us", "cuBLAS us", "best Lt us", "vs cuBLAS", "vs best Lt", "MHz", "W", "schedule"],
+        ["problem", "us", "cuBLAS us", "best Lt us", "vs cuBLAS", "vs best Lt", "in cycles", "MHz", "W", "schedule"],
         [
             [
                 row["name"],
@@ -171,6 +154,7 @@ def _print(document: dict[str, Any]) -> None:
                 number(row["cublaslt_best_us"], 2),
                 ratio(row, "ratio_cublas"),
                 ratio(row, "ratio_cublaslt_best"),
+                number(row["ratio_cycles_cublaslt_best"], 3),
                 number(row["effective_mhz"], 0),
                 number(row["power_w"], 0),
                 row["schedule_name"],

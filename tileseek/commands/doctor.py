@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import __version__
 from ..api import load_table
-from ..gpus import HOPPER, gpus
+from ..measure.gpus import HOPPER, gpus
 from ..space import BadInput
 from .inputs import AsJson
 from .output import print_json, print_table

@@ -49,6 +49,19 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
+def check_writable(path: Path) -> None:
+    """Make sure, before long work, that its result can be written. A file that is there stays as it is.
+
+    Raises:
+        BadInput: it cannot.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise BadInput(f"cannot write {path}: {error.strerror}") from error
+
+
 def write_text(path: Path | None, text: str) -> None:
     """Write to a file, or to stdout without one.
 

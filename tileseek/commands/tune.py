@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..api import load_table
-from ..gpus import HOPPER, gpus, hopper
 from ..heuristics.journal import Journal, JournalContents, read_journal
 from ..heuristics.report import report
 from ..heuristics.table import current, newest_tools
+from ..measure.gpus import HOPPER, gpus, hopper
 from ..results import has_table, journal_path
 from ..space import DEVICES, H200, BadInput, Device, NamedProblem, Problem, Schedule, unsupported
 from ..tables import make_table

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass, replace
+from uuid import UUID
 
-from .space import DEVICES, H200, BadInput, Device
+from ..space import DEVICES, H200, BadInput, Device
 
 _COMPUTE_CAPABILITY_MAJOR = 75
 _COMPUTE_CAPABILITY_MINOR = 76
@@ -18,9 +19,10 @@ HOPPER = "9.0"
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU as the CUDA driver numbers them. `memory` is in bytes."""
+    """A GPU as the CUDA driver numbers them. `memory` is in bytes; `uuid` is as CUDA_VISIBLE_DEVICES takes it."""
 
     index: int
+    uuid: str
     name: str
     cc: str
     sm_count: int
@@ -69,9 +71,11 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
     handle = ctypes.c_int()
     name = ctypes.create_string_buffer(256)
     memory = ctypes.c_size_t()
+    uuid = (ctypes.c_ubyte * 16)()
     cuda.cuDeviceGet(ctypes.byref(handle), index)
     cuda.cuDeviceGetName(name, len(name), handle)
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
+    cuda.cuDeviceGetUuid_v2(uuid, handle)
 
     def attribute(number: int) -> int:
         value = ctypes.c_int()
@@ -80,6 +84,7 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
 
     return Gpu(
         index=index,
+        uuid=f"GPU-{UUID(bytes=bytes(uuid))}",
         name=name.value.decode(),
         cc=f"{attribute(_COMPUTE_CAPABILITY_MAJOR)}.{attribute(_COMPUTE_CAPABILITY_MINOR)}",
         sm_count=attribute(_MULTIPROCESSOR_COUNT),

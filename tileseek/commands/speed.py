@@ -1,0 +1,127 @@
+"""`tileseek speed`: how fast tileseek itself is on this machine. No GPU is needed."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..heuristics.query import best_schedule
+from ..heuristics.table import Table, load_table
+from ..results import has_table, table_path
+from ..space import H200, BadInput, Problem, sample
+from .inputs import AsJson, TablePath, require, whole_number
+from .output import print_json, print_table, progress
+
+REPEATS = 9
+
+PROBLEM = Problem(4096, 4096, 4096)
+"""Valid for nearly all schedules, so that those compiled are drawn from the whole space."""
+
+
+def command(
+    kernels: Annotated[
+        int, typer.Option(parser=whole_number, help="Compile that many random kernels, into no cache.")
+    ] = 0,
+    workers: Annotated[
+        int | None, typer.Option(parser=whole_number, help="Most compilers at once (default: one for each core).")
+    ] = None,
+    seed: Annotated[int, typer.Option(parser=whole_number, help="Seed of the kernels.")] = 0,
+    table: TablePath = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time tileseek itself: the import, loading a table, queries that it answers exactly, and compiling."""
+    if kernels < 0:
+        raise BadInput(f"--kernels is {kernels}: valid is 0 or more")
+    facts: dict[str, Any] = {"import_ms": _import_ms()}
+    if table is None and has_table(H200):
+        table = table_path(H200)
+    if table is not None:
+        facts |= _query(table)
+    if kernels:
+        facts |= _compile(kernels, workers, seed)
+    if as_json:
+        print_json(facts)
+    else:
+        print_table(["", ""], [[name, _words(value)] for name, value in facts.items()])
+
+
+def _import_ms() -> float:
+    """`import tileseek` in a fresh interpreter."""
+    code = "import time; start = time.perf_counter(); import tileseek; print(time.perf_counter() - start)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True) for _ in range(REPEATS)]
+    return 1e3 * statistics.median(float(run.stdout) for run in runs)
+
+
+def _query(path: Path) -> dict[str, Any]:
+    """The table is read anew for every repetition, so that the first query of a problem is that every time."""
+    loading, first, again = [], [], []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        table = load_table(path)
+        loading.append(time.perf_counter() - start)
+        if not table.runnable:
+            raise BadInput(f"the table {path} has no entry that can run: valid is one with some")
+        first += _each(table)
+        again += _each(table)
+    return {
+        "table_entries": len(table.entries),
+        "table_load_ms": 1e3 * statistics.median(loading),
+        "first_query_us": 1e6 * statistics.median(first),
+        "first_query_us_p99": 1e6 * statistics.quantiles(first, n=100)[-1],
+        "next_query_us": 1e6 * statistics.median(again),
+    }
+
+
+def _each(table: Table) -> list[float]:
+    """Seconds of a query for each problem that the table answers exactly."""
+    found = []
+    for problem in table.runnable:
+        start = time.perf_counter()
+        best_schedule(problem, table)
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def _compile(count: int, workers: int | None, seed: int) -> dict[str, Any]:
+    require("search", "cuda.bindings")
+    from ..codegen import Cache, CompilePool
+
+    rng = random.Random(seed)
+    drawn: dict[Any, None] = {}
+    while len(drawn) < count:
+        drawn[sample(PROBLEM, H200, rng).kernel] = None
+    with tempfile.TemporaryDirectory() as folder, progress("compiling", count) as advance:
+        with CompilePool(workers, cache=Cache(Path(folder))) as pool:
+            done: list[str] = []
+
+            def note(index: int, kernel: Any) -> None:
+                done.append(kernel.status)
+                advance("compiling", len(done))
+
+            pairs = [(PROBLEM, schedule) for schedule in drawn]
+            start = time.perf_counter()
+            found = pool.compile_many(pairs, note)
+            seconds = time.perf_counter() - start
+    each = sorted(kernel.seconds for kernel in found)
+    return {
+        "kernels": count,
+        "kernels_accepted": done.count("ok"),
+        "compilers": min(pool.size, count),
+        "kernels_per_s": count / seconds,
+        "seconds_per_kernel_median": statistics.median(each),
+        "seconds_per_kernel_max": each[-1],
+    }
+
+
+def _words(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.3g}"
