@@ -15,7 +15,7 @@ from typing import Any
 from ..space import DTYPE_BYTES, Problem, Schedule, store_pieces
 from .sass import Loop, decode, in_wgmma_loops, k_loops
 
-AUDIT_VERSION = "1"
+AUDIT_VERSION = "2"
 """Raised when the audit records other facts or rejects other kernels: part of the cache key."""
 
 WGMMA_K_BYTES = 32
@@ -80,6 +80,7 @@ class Audit:
     expected_setmaxnreg: int
     expected_stores: int
     expected_multicast: bool
+    expected_elections: int
 
     @property
     def instructions_per_wgmma(self) -> float:
@@ -107,8 +108,8 @@ class Audit:
             yield f"{self.stmatrix} stmatrix for {self.expected_stores} TMA stores"
         if bool(self.multicast_loads) != self.expected_multicast:
             yield f"{self.multicast_loads} multicast loads, {'some' if self.expected_multicast else 'none'} expected"
-        if self.elect != 1:
-            yield f"{self.elect} elections of a thread, not 1"
+        if self.elect != self.expected_elections:
+            yield f"{self.elect} elections of a thread, not {self.expected_elections}"
         if self.barrier_inits_in_loops:
             yield f"{self.barrier_inits_in_loops} mbarriers initialised inside a loop"
         if not self.loops:
@@ -182,6 +183,7 @@ def audit_kernel(problem: Problem, schedule: Schedule, log: str, cubin: bytes, e
         expected_setmaxnreg=2 if schedule.consumer_regs else 0,
         expected_stores=pieces if schedule.store == "tma" else 0,
         expected_multicast=schedule.multicast,
+        expected_elections=1 + (schedule.residual_buffers > 0),
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..space import PINGPONG, Problem, Schedule
 from ..space.resources import OperandTile, operand_tiles
-from . import epilogue
-from .producer import READY
+from . import epilogue, fusion
+from .producer import ready_barrier
 from .walk import loop
 
 
@@ -18,7 +18,7 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
     if s.consumer_regs:
         lines.append(f"  grow_registers<{s.consumer_regs}>();")
     if not s.multicast:
-        lines.append(f"  named_sync({READY});")
+        lines.append(f"  named_sync({ready_barrier(s)});")
     lines += [
         "  const int consumer = warpgroup - 1;",
         "  const int thread = threadIdx.x % 128;",
@@ -58,23 +58,30 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
         ]
     if s.split_cluster:
         lines.append("  const u32 received = smem + SMEM_EXCHANGE + consumer * EXCHANGE_SLOTS * SLOT;")
+    if fusion.bias_axis(problem, s) == "column":
+        lines.append("  float* const bias_row = (float*)(shared + SMEM_BIAS) + consumer * TILE_N;")
+    if s.residual_buffers:
+        lines += [*("  " + line for line in fusion.places()), "  Ring<RESIDUALS> residual{0, 0};"]
     if pingpong:
         lines += [
             "",
             "  // Ping-pong: main loops take turns, so that one warpgroup's epilogue runs under the other's wgmmas.",
             "  const u32 my_turn = 4 + consumer, other_turn = 4 + (consumer ^ 1);",
             "  if (consumer == 1) named_arrive(other_turn, 256);",
-            "  Ring ring{0, 0};",
+            "  Ring<STAGES> ring{0, 0};",
             "  if (consumer == 1) ring.skip(k_blocks);",
             "",
             *("  " + line for line in loop(s, "first_tile + consumer * tile_step", "2 * tile_step")),
         ]
     else:
-        lines += ["  Ring ring{0, 0};", "", *("  " + line for line in loop(s, warps=True))]
+        lines += ["  Ring<STAGES> ring{0, 0};", "", *("  " + line for line in loop(s, warps=True))]
     lines += [
         "    const Position at = tile_position(tile, walk);",
-        "    const int row = (at.m * CLUSTER_M + cluster_row) * TILE_M + tile_row;",
-        "    const int column = (at.n * CLUSTER_N + cluster_column) * TILE_N;",
+        "    int row = (at.m * CLUSTER_M + cluster_row) * TILE_M + tile_row;",
+        "    int column = (at.n * CLUSTER_N + cluster_column) * TILE_N;",
+        "    // Hides where they come from: the compiler would work them out again before every store.",
+        '    asm volatile("" : "+r"(row), "+r"(column));',
+        *("    " + line for line in fusion.before_main_loop(problem, s)),
         "    float accumulators[M64][TILE_N / 2];",
     ]
     if pingpong:
@@ -89,7 +96,7 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
         lines.append("    ring.skip(k_blocks);")
     lines += [
         "",
-        *("    " + line for line in epilogue.call(s)),
+        *("    " + line for line in epilogue.call(problem, s)),
         "  }",
     ]
     if staged:

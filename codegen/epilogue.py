@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from ..space import Schedule, store_pieces
+from ..space import Problem, Schedule
 from ..space.resources import ACCUMULATOR_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one chunk of the epilogue stores: `width` columns of one 64-row block of a warpgroup."""
-
-    block: int
-    column: int
-    width: int
-    owner: int
-    """The CTA of the split that adds the parts of the piece and stores it."""
-    turn: int
-    """How many pieces its owner has stored before it."""
-
-
-def pieces(s: Schedule) -> Iterator[Piece]:
-    """The pieces of a warpgroup's tile in the order of storing, dealt to the CTAs that share K in turn."""
-    owners = s.split_k if s.split_cluster else 1
-    order = 0
-    for block in range(s.m64_per_warpgroup):
-        for column, width in store_pieces(s.tile_n, s.epilogue_n):
-            yield Piece(block, column, width, order % owners, order // owners)
-            order += 1
+from . import fusion
+from .pieces import Piece, pieces
 
 
 def received_bytes(s: Schedule) -> str:
@@ -45,41 +21,42 @@ def received_bytes(s: Schedule) -> str:
     return expression
 
 
-def functions(s: Schedule) -> list[str]:
+def functions(problem: Problem, s: Schedule) -> list[str]:
     """Device functions the epilogue calls."""
     parts = []
     if s.split_cluster:
         parts.append(_EXCHANGE)
     if s.workspace:
         parts.append(_ADD_ATOMIC if s.reduction == "atomic" else _ADD_SLOTS)
-    if s.store == "direct":
-        return [*parts, _STORE_DIRECT]
-    return [*parts, _STAGE_PIECE_TRANSPOSED if s.swap_ab else _STAGE_PIECE]
+    if s.store == "tma":
+        parts += [_PIECE_ADDRESS_TRANSPOSED if s.swap_ab else _PIECE_ADDRESS, _STAGE_PIECE]
+    else:
+        parts.append(_STORE_DIRECT)
+    return [*parts, *fusion.functions(problem, s)]
 
 
-def call(s: Schedule) -> list[str]:
+def call(problem: Problem, s: Schedule) -> list[str]:
     """Lines of the consumer that write its rows of the tile at (row, column)."""
     if not s.workspace:
-        return _write(s)
+        return _write(problem, s)
     return [
         "const int cta = cluster_column * CLUSTER_M + cluster_row;",
         "u32* const counter = workspace + (tile * CLUSTER_M * CLUSTER_N + cta) * CONSUMERS + consumer;",
         "const bool complete = unit_work.parts == 1 ||",
         "    add_parts(accumulators, unit_work, slots, cta, counter, vote, consumer, thread);",
         "if (complete) {",
-        *("  " + line for line in _write(s)),
+        *("  " + line for line in _write(problem, s)),
         "}",
     ]
 
 
-def _write(s: Schedule) -> list[str]:
-    """Lines that write whole sums, or with a split cluster first make them whole."""
+def _write(problem: Problem, s: Schedule) -> list[str]:
+    """Lines that finish and write whole sums, or with a split cluster first make them whole."""
     if s.store == "direct":
         return ["store_direct(accumulators, d, d_pitch, row, column, m, n);"]
-    lines = []
+    lines = fusion.after_main_loop(problem, s)
     if s.split_cluster:
-        lines += ["", "// Every CTA sends its part of a piece to the piece's owner."]
-        lines.append("cluster_wait();")
+        lines += ["", "// Every CTA sends its part of a piece to the piece's owner.", "cluster_wait();"]
         for piece in pieces(s):
             lines.append(
                 f"if (rank != {piece.owner}) send_piece<{piece.column}, {piece.width}>(accumulators[{piece.block}],"
@@ -92,13 +69,14 @@ def _write(s: Schedule) -> list[str]:
                 f"add_pieces<{piece.column}, {piece.width}>(accumulators[{piece.block}],"
                 f" received + {piece.turn} * (SPLIT_K - 1) * SLOT, thread);"
             )
-            lines += [f"if (rank == {piece.owner}) {{", *("  " + line for line in [add, *_store(s, piece)]), "}"]
+            inner = [add, *_store(problem, s, piece)]
+            lines += [f"if (rank == {piece.owner}) {{", *("  " + line for line in inner), "}"]
         else:
-            lines += _store(s, piece)
+            lines += _store(problem, s, piece)
     return lines
 
 
-def _store(s: Schedule, piece: Piece) -> list[str]:
+def _store(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
     lines = []
     # A chunk is written again only when the store before has read it. The first wait is for the tile before,
     # whose stores had a whole main loop to finish.
@@ -108,55 +86,50 @@ def _store(s: Schedule, piece: Piece) -> list[str]:
         lines += ["if (thread == 0) tma_store_wait<BUFFERS - 1>();", "named_sync(1 + consumer, 128);"]
     number = piece.turn % s.epilogue_buffers
     chunk = "chunks" if number == 0 else f"chunks + {number} * CHUNK"
-    row = "row" if piece.block == 0 else f"row + {64 * piece.block}"
-    column = "column" if piece.column == 0 else f"column + {piece.column}"
-    place = f"{row}, {column}" if s.swap_ab else f"{column}, {row}"
     return [
         *lines,
+        *fusion.finish(problem, s, piece),
         f"stage_piece<{piece.column}, {piece.width}>(accumulators[{piece.block}], {chunk}, thread);",
+        *fusion.release(s),
         "named_sync(1 + consumer, 128);",
-        f"if (thread == 0) tma_store(map_d{piece.width}, {place}, {chunk});",
+        f"if (thread == 0) tma_store(map_d{piece.width}, {piece.place(s)}, {chunk});",
     ]
 
 
-_STAGE_PIECE = """\
-// Writes columns COLUMN .. COLUMN + WIDTH of a 64-row block to shared memory, in the swizzle its TMA store reads:
-// 16-byte units of a row are exchanged so that eight consecutive rows fall into different banks.
-template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, int thread) {
+_PIECE_ADDRESS = """\
+// The row of 8x8 blocks that a lane addresses for columns 8 * unit and on of a piece: 64 rows of WIDTH elements in the
+// swizzle of their tensor map, 16-byte units exchanged so that eight consecutive rows fall into different banks.
+template <int WIDTH>
+__device__ __forceinline__ u32 piece_address(u32 chunk, int unit, int thread) {
   const int row = thread / 32 * 16 + thread % 16;
   const u32 exchange = row / (64 / WIDTH) % (WIDTH / 8);
-  const u32 start = chunk + row * WIDTH * 2;
+  const int second = WIDTH == 8 ? 0 : thread % 32 / 16;
+  return chunk + row * WIDTH * 2 + ((unit + second) ^ exchange) * 16;
+}"""
+
+_PIECE_ADDRESS_TRANSPOSED = """\
+// The row of transposed 8x8 blocks that a lane addresses for columns 8 * unit and on of a piece, which are rows of 64
+// elements in shared memory, with the 128-byte swizzle.
+template <int WIDTH>
+__device__ __forceinline__ u32 piece_address(u32 chunk, int unit, int thread) {
+  const int lane = thread % 32;
+  const u32 place = thread / 32 * 2 + lane / 8 % 2;  // of 16 bytes in a row: this warp's 16 elements
+  const int second = WIDTH == 8 ? 0 : lane / 16;
+  return chunk + ((unit + second) * 8 + lane % 8) * 128 + (place ^ lane % 8) * 16;
+}"""
+
+_STAGE_PIECE = """\
+// Writes columns COLUMN .. COLUMN + WIDTH of a 64-row block to shared memory, for a TMA store to read.
+template <int COLUMN, int WIDTH, int COUNT>
+__device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, int thread) {
   if constexpr (WIDTH == 8) {
     constexpr int j = COLUMN / 2;
-    stmatrix_x2(start, pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]));
+    stmatrix_x2(piece_address<8>(chunk, 0, thread), pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]));
   } else {
     #pragma unroll
     for (int unit = 0; unit < WIDTH / 8; unit += 2) {
       const int j = (COLUMN / 8 + unit) * 4;
-      stmatrix_x4(start + ((unit + thread % 32 / 16) ^ exchange) * 16, pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]),
-                  pack(d[j + 4], d[j + 5]), pack(d[j + 6], d[j + 7]));
-    }
-  }
-  proxy_fence();
-}"""
-
-_STAGE_PIECE_TRANSPOSED = """\
-// Writes columns COLUMN .. COLUMN + WIDTH of a 64-row block to shared memory as WIDTH rows of 64 elements, with the
-// 128-byte swizzle: the 8x8 blocks are stored transposed.
-template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, int thread) {
-  const int lane = thread % 32;
-  const u32 unit = thread / 32 * 2 + lane / 8 % 2;  // of 16 bytes in a row: this warp's 16 elements
-  const u32 place = chunk + lane % 8 * 128 + (unit ^ lane % 8) * 16;
-  if constexpr (WIDTH == 8) {
-    constexpr int j = COLUMN / 2;
-    stmatrix_x2(place, pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]));
-  } else {
-    #pragma unroll
-    for (int row = 0; row < WIDTH; row += 16) {
-      const int j = (COLUMN + row) / 2;
-      stmatrix_x4(place + (row + lane / 16 * 8) * 128, pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]),
+      stmatrix_x4(piece_address<WIDTH>(chunk, unit, thread), pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]),
                   pack(d[j + 4], d[j + 5]), pack(d[j + 6], d[j + 7]));
     }
   }

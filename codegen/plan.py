@@ -41,7 +41,7 @@ class TensorMapSpec:
     """
 
     operand: str
-    """Whose memory it describes: `a`, `b` or `d`."""
+    """Whose memory it describes: `a`, `b`, `d` or the residual `c`."""
     dtype: str
     extents: tuple[int, int]
     pitch_bytes: int
@@ -62,11 +62,14 @@ class WorkspaceSpec:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One launch. Arguments are the tensor maps in order, then `ints`, then the address of the workspace if there
-    is one, then, for direct stores, D's address and its pitch in elements (all 64-bit)."""
+    """One launch. Arguments are the tensor maps in order, then `ints`, then 64-bit ones: the address of the workspace
+    if there is one; of the bias if there is one; the address and the pitch in elements of a residual that consumers
+    read themselves; and of D for direct stores."""
 
     tensor_maps: tuple[TensorMapSpec, ...]
     ints: tuple[int, ...]
+    bias: bool
+    direct_residual: bool
     direct_store: bool
     d_pitch: int
     block: int
@@ -118,10 +121,13 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
             )
         )
     out = OUT_DTYPE_BYTES[problem.out_dtype]
-    if schedule.store == "tma":
+    staged = ["d"] if schedule.store == "tma" else []
+    if schedule.residual_buffers:
+        staged.append("c")
+    for operand in staged:
         maps += [
             TensorMapSpec(
-                operand="d",
+                operand=operand,
                 dtype=problem.out_dtype,
                 extents=(problem.n, problem.m),
                 pitch_bytes=problem.n * out,
@@ -141,6 +147,8 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
             int(schedule.k_zigzag),
             *walk.values(grid, schedule),
         ),
+        bias=bool(problem.fused.bias),
+        direct_residual=problem.fused.residual and not schedule.residual_buffers,
         direct_store=schedule.store == "direct",
         d_pitch=problem.n,
         block=schedule.threads,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from ..space import Problem, Schedule
 from ..space.resources import OperandTile, operand_tiles
+from . import fusion
 from .ptx import load_name
 from .walk import loop
 
-READY = "0, 32 + THREADS - 128"
-"""The barrier at which consumers wait for the warp that initialises the mbarriers, and the threads it is for."""
+
+def ready_barrier(s: Schedule) -> str:
+    """The barrier at which others wait for the warp that initialises the mbarriers, and how many threads it is for:
+    that warp, the consumers, and the loaders of a residual."""
+    return f"0, {32 + 128 * s.consumers + (32 * s.consumers if s.residual_buffers else 0)}"
 
 
 def hinted(s: Schedule, tile: OperandTile) -> bool:
@@ -18,7 +22,8 @@ def hinted(s: Schedule, tile: OperandTile) -> bool:
 
 def load_flags(problem: Problem, s: Schedule) -> set[tuple[bool, bool]]:
     """The (multicast, hinted) kinds of load that the kernel uses."""
-    return {(tile.sharers > 1, hinted(s, tile)) for tile in operand_tiles(problem, s)}
+    flags = {(tile.sharers > 1, hinted(s, tile)) for tile in operand_tiles(problem, s)}
+    return flags | {(False, False)} if s.residual_buffers else flags
 
 
 def producer(problem: Problem, s: Schedule, leave: str) -> str:
@@ -28,9 +33,9 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     if s.producer_regs:
         lines.append(f"    shrink_registers<{s.producer_regs}>();")
     if not s.multicast:
-        lines.append(
-            f"    if (warp == 0) named_arrive({READY});  // the mbarriers are ready, and loading starts at once"
-        )
+        lines.append(f"    if (warp == 0) named_arrive({ready_barrier(s)});  // mbarriers are ready")
+        if s.residual_buffers:
+            lines.append(f"    if (warp > 0 && warp <= CONSUMERS) named_sync({ready_barrier(s)});")
     lines += ["    if (warp == 0 && elect_one()) {"]
     if s.dependent_launch:
         lines.append("      launch_dependents();")
@@ -38,7 +43,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         lines.append("      const u64 once = evict_first();")
     for name, tile in tiles.items():
         lines += _load_operand(s, name, tile)
-    lines.append("      Ring ring{0, 0};")
+    lines.append("      Ring<STAGES> ring{0, 0};")
     first = "unit_work.first_block + " if s.workspace else "first_block + " if s.split_cluster else ""
     if s.dependent_launch == "weights":
         early = "a" if s.swap_ab else "b"
@@ -92,6 +97,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         "      }",
         "    }",
     ]
+    lines += ["    " + line for line in fusion.loader(problem, s)]
     if leave:
         lines.append("  " + leave)
     lines += ["    return;", "  }"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..space import PINGPONG, Problem, Schedule, shared_memory
 from ..space.resources import OperandTile, empty_arrivals, exchange_slots, operand_tiles
-from . import epilogue, ptx, walk
+from . import epilogue, fusion, ptx, walk
 from .consumer import consumer
 from .plan import store_widths
 from .producer import load_flags, producer
@@ -41,7 +41,7 @@ def generate(problem: Problem, schedule: Schedule) -> KernelSource:
         _constants(problem, schedule),
         *_primitives(problem, schedule),
         *walk.functions(schedule),
-        *epilogue.functions(schedule),
+        *epilogue.functions(problem, schedule),
         _kernel(problem, schedule),
     ]
     return KernelSource("\n\n".join(parts) + "\n", ENTRY)
@@ -50,7 +50,7 @@ def generate(problem: Problem, schedule: Schedule) -> KernelSource:
 def _title(problem: Problem, s: Schedule) -> str:
     a = "A[m, k]" if problem.a_major == "k" else "A[k, m]^T"
     b = "B[n, k]^T" if problem.b_major == "k" else "B[k, n]"
-    product = f"D[m, n] = {a} x {b}"
+    product = f"D[m, n] = {a} x {b}" if problem.epilogue == "none" else f"D[m, n] = ({a} x {b}) + {problem.epilogue}"
     if s.swap_ab:
         product += ", computed as its transpose: below, A is B and m is n"
     if s.arrangement == PINGPONG:
@@ -72,7 +72,7 @@ def _constants(problem: Problem, s: Schedule) -> str:
     lines = [
         f"constexpr int TILE_M = {s.tile_m}, TILE_N = {s.tile_n}, TILE_K = {s.tile_k};  // CTA tile, elements",
         f"constexpr int STAGES = {s.stages};",
-        f"constexpr int THREADS = {s.threads};",
+        f"constexpr int CONSUMERS = {s.consumers}, THREADS = {s.threads};  // warpgroups, threads of a CTA",
         f"constexpr int CLUSTER_M = {s.cluster_m}, CLUSTER_N = {s.cluster_n};",
         f"constexpr int M64 = {s.m64_per_warpgroup};  // 64-row wgmma blocks of a warpgroup's tile",
         "",
@@ -87,25 +87,29 @@ def _constants(problem: Problem, s: Schedule) -> str:
     ]
     if s.store == "tma":
         lines.append(f"constexpr u32 SMEM_EPILOGUE = {smem.epilogue};")
+    if s.residual_buffers:
+        lines.append(f"constexpr u32 SMEM_RESIDUAL = {smem.residual};")
+    if fusion.bias_axis(problem, s) == "column":
+        lines.append(f"constexpr u32 SMEM_BIAS = {smem.bias};")
     if s.split_cluster:
         lines.append(f"constexpr u32 SMEM_EXCHANGE = {smem.exchange};")
     lines += [f"constexpr u32 SMEM_FULL = {smem.barriers};", "constexpr u32 SMEM_EMPTY = SMEM_FULL + 8 * STAGES;"]
+    if s.residual_buffers:
+        lines.append("constexpr u32 SMEM_LANDED = SMEM_EMPTY + 8 * STAGES;")
     if s.workspace:
-        lines += [
-            f"constexpr u32 SMEM_VOTES = {smem.votes};",
-            "",
-            f"constexpr int CONSUMERS = {s.consumers};  // warpgroups",
-        ]
+        lines.append(f"constexpr u32 SMEM_VOTES = {smem.votes};")
     if s.reduction == "slots":
         lines.append(f"constexpr int SLOT_STEP = {2 if s.stream_k else 1};  // of the workspace")
     if s.split_cluster:
-        lines.append("constexpr u32 SMEM_EXCHANGED = SMEM_EMPTY + 8 * STAGES;")
+        rings = s.stages + s.residual_buffers * s.consumers
+        lines.append(f"constexpr u32 SMEM_EXCHANGED = SMEM_FULL + 16 * {rings};")
     if s.store == "tma":
         lines += [
             "",
             f"constexpr int BUFFERS = {s.epilogue_buffers};  // epilogue chunks of a warpgroup",
             f"constexpr u32 CHUNK = 64 * {s.epilogue_n} * 2;  // bytes of one",
         ]
+    lines += fusion.constants(problem, s)
     if s.split_k > 1:
         lines += ["", f"constexpr int SPLIT_K = {s.split_k};  // CTAs that share the K of a tile"]
     if s.split_cluster:
@@ -130,7 +134,7 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
     split = s.split_cluster
     staged = s.store == "tma"
     needed = {
-        "mbarrier_arrive": not s.multicast,
+        "mbarrier_arrive": not s.multicast or s.residual_buffers > 0,
         "mbarrier_arrive_peer": s.multicast,
         "peer_address": s.cluster_size > 1,
         "cluster_rank": s.cluster_size > 1,
@@ -167,16 +171,17 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 slab) {
 }"""
 
 _RING = """\
-// A place in the ring of stages, and the parity of the round it is in. It runs on from tile to tile.
+// A place in a ring of stages, and the parity of the round it is in. It runs on from tile to tile.
+template <int SIZE>
 struct Ring {
   u32 stage, parity;
   __device__ __forceinline__ void next() {
-    if (++stage == STAGES) { stage = 0; parity ^= 1; }
+    if (++stage == SIZE) { stage = 0; parity ^= 1; }
   }
   __device__ __forceinline__ void skip(u32 count) {
     const u32 end = stage + count;
-    stage = end % STAGES;
-    parity ^= end / STAGES & 1;
+    stage = end % SIZE;
+    parity ^= end / SIZE & 1;
   }
 };"""
 
@@ -184,6 +189,8 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     maps = ["map_a", "map_b"]
     if s.store == "tma":
         maps += [f"map_d{width}" for width in store_widths(s)]
+    if s.residual_buffers:
+        maps += [f"map_c{width}" for width in store_widths(s)]
     arguments = [f"const __grid_constant__ TensorMap {name}" for name in maps]
     arguments += ["int m, int n, int k, int k_zigzag", *walk.parameters()]
     identity = [
@@ -193,7 +200,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     share = ["  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
     ready: list[str] = []
     leave = ""
-    barriers = []
+    barriers: list[str] = []
     if s.multicast:
         identity = [
             "  const u32 rank = cluster_rank();",
@@ -225,8 +232,19 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     if s.workspace:
         arguments.append("u32* workspace")
         share = ["  const int all_blocks = (k + TILE_K - 1) / TILE_K;"]
+    if problem.fused.bias:
+        arguments.append("const unsigned short* __restrict__ bias")
+    if problem.fused.residual and not s.residual_buffers:
+        arguments.append("const unsigned short* __restrict__ c, long long c_pitch")
     if s.store == "direct":
         arguments.append("unsigned short* __restrict__ d, long long d_pitch")
+    if s.residual_buffers:
+        barriers += [
+            "    if (threadIdx.x < RESIDUALS * CONSUMERS) {",
+            "      mbarrier_init(smem + SMEM_LANDED + 8 * threadIdx.x, 1);",
+            "      mbarrier_init(smem + SMEM_LANDED + 8 * (RESIDUALS * CONSUMERS + threadIdx.x), 4);  // warps",
+            "    }",
+        ]
     lines = "\n".join
     return f"""\
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -1,8 +1,10 @@
 """The draft: what the analytic model would run, for a problem nobody has measured.
 
 The space is too large to estimate all of it for every problem, and the model does not see all of it. So every
-CTA tile is estimated first, with its other dimensions at good defaults; then the best tiles with every choice
-of what else the model can tell apart. Only what is best after that is made a valid schedule, by `space.nearest`.
+CTA tile is estimated first in every structure (whole tiles, several CTAs an SM, shares of K) with its other dimensions
+at good defaults; then the best of these with every choice of what else the model can tell apart. What is like others
+that come before it is handicapped, as the model errs alike on what is alike. Only what is best after that is made a
+valid schedule, by `space.nearest`.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ import functools
 import heapq
 import itertools
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from ..space import (
     COOPERATIVE,
@@ -28,22 +32,32 @@ from ..space import (
     unsupported,
 )
 from ..space.resources import operand_tiles
-from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K
-from .analytic import clusters_at_once, estimate_us
+from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K, TILE_K
+from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us
 
-TILE_DIMENSIONS = ("arrangement", "consumers", "tile_m", "tile_n", "tile_k")
+TILE_DIMENSIONS = ("arrangement", "consumers", "tile_m", "tile_n")
 
 PER_TILE = 3
-"""Most kernels of a draft that share arrangement and tile."""
+"""Most kernels of a draft that share arrangement, tile and structure."""
 
-_SKINNY = 192
+STRUCTURE_HANDICAP = 0.01
+TILE_HANDICAP = 0.02
+"""Part of its time that a schedule is put back for each better one of its structure, and of its tile."""
+
+_SKINNY = 512
 """Problems with fewer rows also try D^T = B x A^T: 64-row instructions then run along n."""
 
-_CLUSTER = 8
-"""Largest cluster that every device runs."""
+_CLUSTER = 16
+"""Largest cluster that a share of K is spread over."""
 
 _STREAMED = 4
 """Waves beyond which the last one wastes too little for stream-K."""
+
+_PER_SM = (2, 3, 4)
+"""CTAs of a kernel that is not persistent tried on one SM."""
+
+_STAGES = 8
+"""Deepest ring tried."""
 
 _REFINED = 4
 """Tiles that `analytic_best` looks at closely."""
@@ -53,7 +67,8 @@ _SIZE = 4096
 
 
 def draft(problem: Problem, device: Device, count: int, seed: int = 0) -> list[Schedule]:
-    """The best `count` valid schedules by the analytic model, best first: distinct kernels, at most `PER_TILE` a tile.
+    """`count` valid schedules that the analytic model likes, best first and spread over structures: distinct kernels,
+    at most `PER_TILE` of one tile and structure.
 
     Estimates that are equal are put in a random order drawn from `seed`. Fewer come back only when the tiles
     that exist do not give that many.
@@ -62,20 +77,21 @@ def draft(problem: Problem, device: Device, count: int, seed: int = 0) -> list[S
         BadInput: no schedule can run the problem on the device.
     """
     rng = random.Random(seed)
-    found: dict[Schedule, tuple[float, float]] = {}
-    tiles = _best_tiles(problem, device, count)
-    for _, group in itertools.groupby(sorted(tiles, key=_tile), key=_tile):
-        variants = [s for tile in group for s in _variants(tile, problem)]
-        timed = sorted((estimate_us(problem, s, device), rng.random(), s) for s in variants)
-        kernels: set[Schedule] = set()
-        for _, order, wish in timed:
-            if len(kernels) == PER_TILE:
+    timed: list[tuple[float, float, Schedule]] = []
+    for tile in _best_tiles(problem, device, count):
+        variants = _variants(tile, problem, device)
+        timed += [(us, rng.random(), s) for us, s in heapq.nsmallest(PER_TILE, variants)]
+    timed.sort()
+    found: dict[Schedule, Schedule] = {}
+    like: Counter[tuple[Any, ...]] = Counter()
+    for wish in spread([(us, s) for us, _, s in timed]):
+        schedule = nearest(wish.to_json(), problem, device)
+        if schedule.kernel not in found and like[tile_of(schedule)] < PER_TILE:
+            found[schedule.kernel] = schedule
+            like[tile_of(schedule)] += 1
+            if len(found) == count:
                 break
-            schedule = nearest(wish.to_json(), problem, device)
-            if schedule.kernel not in kernels:
-                kernels.add(schedule.kernel)
-                found[schedule] = (estimate_us(problem, schedule, device), order)
-    return heapq.nsmallest(count, found, key=found.__getitem__)
+    return list(found.values())
 
 
 def analytic_best(problem: Problem, device: Device) -> Schedule:
@@ -84,30 +100,50 @@ def analytic_best(problem: Problem, device: Device) -> Schedule:
     Raises:
         BadInput: no schedule can run the problem on the device.
     """
-    variants = [s for tile in _best_tiles(problem, device, _REFINED) for s in _variants(tile, problem)]
-    wishes = heapq.nsmallest(_REFINED, variants, key=lambda s: (estimate_us(problem, s, device), s))
+    variants = [timed for tile in _best_tiles(problem, device, _REFINED) for timed in _variants(tile, problem, device)]
+    wishes = [s for _, s in heapq.nsmallest(_REFINED, variants)]
     valid = [nearest(wish.to_json(), problem, device) for wish in wishes]
     return min(valid, key=lambda s: (estimate_us(problem, s, device), s))
 
 
-def _tile(s: Schedule) -> tuple[object, ...]:
-    return tuple(getattr(s, name) for name in TILE_DIMENSIONS)
+def structure(s: Schedule) -> tuple[Any, ...]:
+    """What schedules share that the model is likely to misjudge in the same way."""
+    share = "stream" if s.stream_k else s.reduction if s.split_k > 1 else ""
+    return s.arrangement, s.swap_ab, share, s.persistent
+
+
+def tile_of(s: Schedule) -> tuple[Any, ...]:
+    """What near-copies share: structure and tile."""
+    return structure(s), s.consumers, s.tile_m, s.tile_n
+
+
+def spread(timed: Iterable[tuple[float, Schedule]]) -> list[Schedule]:
+    """Schedules with their times, fastest first, in an order in which structures take turns where they are close."""
+    before: Counter[tuple[Any, ...]] = Counter()
+    order: list[tuple[float, int, Schedule]] = []
+    for us, s in timed:
+        like, tile = structure(s), tile_of(s)
+        back = STRUCTURE_HANDICAP * before[like] + TILE_HANDICAP * before[tile]
+        order.append((us * (1 + back), len(order), s))
+        before[like] += 1
+        before[tile] += 1
+    return [s for _, _, s in sorted(order)]
 
 
 def _best_tiles(problem: Problem, device: Device, count: int) -> list[Schedule]:
-    """The `count` most promising tiles, best first, with swap and split of K chosen and the rest at defaults."""
+    """The `count` most promising tiles in their structures, best first, the rest at defaults."""
     reasons = list(unsupported(problem, device))
     if reasons:
         raise BadInput("; ".join(reasons))
-    swaps = (False, True) if problem.m < _SKINNY else (False,)
+    swaps = (False, True) if problem.m < min(_SKINNY, problem.n) else (False,)
     candidates = (
-        split
+        s
         for tile in _tiles(replace(problem, m=_SIZE, n=_SIZE, k=_SIZE), device)
         for swap in swaps
         if not _beyond(tile, problem, swap)
-        for split in _splits(replace(tile, swap_ab=True) if swap else tile, problem, device)
+        for s in _structures(replace(tile, swap_ab=True) if swap else tile, problem, device)
     )
-    return heapq.nsmallest(count, candidates, key=lambda s: (estimate_us(problem, s, device), s))
+    return spread(sorted((estimate_us(problem, s, device), s) for s in candidates))[:count]
 
 
 def _beyond(tile: Schedule, problem: Problem, swap: bool) -> bool:
@@ -116,21 +152,42 @@ def _beyond(tile: Schedule, problem: Problem, swap: bool) -> bool:
     return tile.tile_m - 64 >= rows or (tile.tile_n - 8 >= columns and tile.tile_n > 16)
 
 
-def _splits(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
-    """`s` with whole tiles, and where those fill the device badly, with several CTAs to a tile."""
+def _structures(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
+    """`s` with one CTA an SM that walks over whole tiles, with several CTAs an SM, and where whole tiles fill the
+    device badly, with several CTAs to a tile."""
     yield s
+    clusters = tile_grid(problem, s).clusters
+    if clusters > device.sm_count and s.arrangement == COOPERATIVE:
+        yield from _crowded(s, problem, device)
     if s.arrangement != COOPERATIVE:
         return
-    clusters = tile_grid(problem, s).clusters
     k_blocks = tile_grid(problem, s).k_blocks
     if 2 * clusters <= device.sm_count:
-        fitting = [k for k in SPLIT_K if k <= k_blocks and k * clusters <= device.sm_count]
-        in_cluster = [k for k in fitting if k <= _CLUSTER and clusters <= clusters_at_once(k, device)]
-        shared = [replace(s, split_k=k, persistent=False, epilogue_n=16) for k in in_cluster[-2:] if k > 1]
-        shared += [replace(s, split_k=k, persistent=False, reduction="slots") for k in fitting[-1:] if k > 1]
-        yield from (ringed for part in shared if (ringed := _with_ring(part, problem, device)).stages > 1)
-    elif clusters < _STREAMED * device.sm_count and clusters % device.sm_count:
-        yield replace(s, stream_k=True, reduction="slots")
+        shares = [k for k in SPLIT_K if 1 < k <= k_blocks]
+        in_cluster = [k for k in shares if k <= _CLUSTER and clusters <= clusters_at_once(k, device)]
+        fitting = [k for k in shares if k * clusters <= device.sm_count]
+        parts = [replace(s, split_k=k, persistent=False, epilogue_n=16) for k in in_cluster[-2:]]
+        parts += [
+            replace(s, split_k=k, persistent=False, reduction=reduction)
+            for k in fitting[-1:]
+            for reduction in ("slots", "atomic")
+        ]
+        yield from (ringed for part in parts if (ringed := _with_ring(part, problem, device)).stages > 1)
+        for k in [k for k in shares if device.sm_count < k * clusters <= 2 * device.sm_count][-1:]:
+            for part in _crowded(replace(s, split_k=k, reduction="slots"), problem, device):
+                yield from (part, replace(part, reduction="atomic"))
+    if clusters < _STREAMED * device.sm_count and clusters % device.sm_count:
+        yield _with_ring(replace(s, stream_k=True, reduction="slots"), problem, device)
+
+
+def _crowded(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
+    """`s` not persistent, its ring so short that several CTAs share an SM."""
+    s = replace(s, persistent=False, producer_regs=0, consumer_regs=0)
+    for count in _PER_SM:
+        spare = device.smem_per_cta - ((device.smem_per_cta + SMEM_RESERVED) // count - SMEM_RESERVED)
+        ringed = _with_ring(s, problem, device, spare)
+        if ringed.stages > 1 and ctas_per_sm(problem, ringed, device) >= count:
+            yield ringed
 
 
 @functools.lru_cache(maxsize=8)
@@ -162,28 +219,31 @@ def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
     return _with_ring(tile, problem, device)
 
 
-def _with_ring(s: Schedule, problem: Problem, device: Device) -> Schedule:
-    """`s` with the stages that fit, at most eight."""
+def _with_ring(s: Schedule, problem: Problem, device: Device, spare: int = 0) -> Schedule:
+    """`s` with the stages that fit beside `spare` bytes of shared memory, at most `_STAGES`; fewer than one do not."""
     stage = sum(tile.stage_bytes for tile in operand_tiles(problem, s))
-    free = device.smem_per_cta - shared_memory(problem, s).total
-    return replace(s, stages=min(8, s.stages + free // stage))
+    free = device.smem_per_cta - spare - shared_memory(problem, s).total
+    return replace(s, stages=min(_STAGES, s.stages + free // stage))
 
 
-def _variants(tile: Schedule, problem: Problem) -> Iterator[Schedule]:
-    """Around a tile, everything else that the model can tell apart."""
-    clusters = ((1, 1), (2, 1), (1, 2)) if tile.split_k == 1 and not tile.stream_k else ((1, 1),)
-    stages = sorted({max(2, ring) for ring in (tile.stages, tile.stages - 1, min(4, tile.stages))})
-    hints = ("", "b") if problem.m < _SKINNY else ("",)
-    rasters = (("m", 8), ("n", 8), ("m", 16), ("n", 4))
-    for in_flight, cluster, raster, ring, hint in itertools.product((0, 1), clusters, rasters, stages, hints):
-        yield replace(
-            tile,
-            mma_in_flight=in_flight,
-            cluster_m=cluster[0],
-            cluster_n=cluster[1],
-            raster=raster[0],
-            swizzle=raster[1],
-            stages=ring,
-            evict_first=hint,
-            dependent_launch=DEPENDENT_LAUNCH[problem.overlap][-1],
-        )
+def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[float, Schedule]]:
+    """Around a tile, everything else that the model can tell apart, with its estimates in microseconds."""
+
+    def timed(s: Schedule) -> tuple[float, Schedule]:
+        return estimate_us(problem, s, device), s
+
+    grid = tile_grid(problem, tile)
+    once = "" if grid.m > 1 and grid.n > 1 else "a" if (grid.n == 1) != tile.swap_ab else "b"
+    tile = replace(tile, evict_first=once, dependent_launch=DEPENDENT_LAUNCH[problem.overlap][-1])
+    walks = (("m", 8), ("n", 8), ("m", 16), ("n", 4))
+    _, tile = min(timed(replace(tile, raster=raster, swizzle=swizzle)) for raster, swizzle in walks)
+    alone = tile.split_k > 1 or tile.stream_k or not tile.persistent
+    clusters = ((1, 1),) if alone else ((1, 1), (2, 1), (1, 2))
+    found = []
+    for tile_k, (m, n), in_flight in itertools.product(TILE_K, clusters, (0, 1)):
+        deepest = tile.stages * tile.tile_k // tile_k
+        for stages in sorted({deepest, deepest - 1, min(4, deepest)}):
+            if stages > 1:
+                s = replace(tile, tile_k=tile_k, stages=stages, mma_in_flight=in_flight, cluster_m=m, cluster_n=n)
+                found.append(timed(s))
+    return found or [timed(tile)]

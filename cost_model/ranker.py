@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sklearn.ensemble import GradientBoostingRegressor
 
 from ..space import BadInput, Device, Problem, Schedule
-from .analytic import H200_CONSTANTS, Constants, analyse, estimate_us, floor_us
+from .analytic import H200_CONSTANTS, Constants, analyse, floor_us
 from .costs import Measured, by_problem, costs
 from .features import FEATURES, features
 from .predictor import LEAF, PREDICTOR_VERSION
@@ -30,6 +30,9 @@ RATE = 0.15
 
 NEAR = 0.1
 """log(time / best) at which a schedule weighs half of the best one."""
+
+FAR = 1.1
+"""log(time / best) beyond which a schedule teaches nothing: the analytic model knows that it is slow."""
 
 LEAST_ROWS = 20
 """Fewer measured schedules teach nothing."""
@@ -102,12 +105,14 @@ def train(measures: Iterable[Measured], device: Device, seed: int = 0, constants
         base, seen = _inputs(problem, schedules, device, constants)
         logs = np.log([cost_of[s] for s in schedules])
         weight = 1 / (1 + ((logs - logs.min()) / NEAR) ** 2) + 0.02
-        left = logs - base
+        near = logs - logs.min() <= FAR
+        seen, weight = seen[near], weight[near]
+        left = (logs - base)[near]
         rows.append(seen)
         targets += (left - np.average(left, weights=weight)).tolist()
         weights += (weight / weight.sum()).tolist()
-        families += [family(problem)] * len(schedules)
-        offsets.append(_offset(group, device, constants))
+        families += [family(problem)] * len(left)
+        offsets.append(_offset(group, dict(zip(schedules, base.tolist(), strict=True))))
     if len(targets) < LEAST_ROWS:
         raise BadInput(f"{len(targets)} measured schedules to learn from: valid is {LEAST_ROWS} or more")
     x, y, w = np.concatenate(rows), np.array(targets), np.array(weights)
@@ -123,8 +128,8 @@ def train(measures: Iterable[Measured], device: Device, seed: int = 0, constants
             n_estimators=TREES,
             max_depth=DEPTH,
             learning_rate=RATE,
-            subsample=0.7,
-            max_features=0.5,
+            subsample=0.5,
+            max_features=0.4,
             min_samples_leaf=5,
             random_state=int(rng.integers(2**31)),
         )
@@ -147,11 +152,11 @@ def _inputs(
     return np.log([t.total_us for t in terms]), np.array(rows, dtype=np.float32)
 
 
-def _offset(group: Sequence[Measured], device: Device, constants: Constants) -> float:
-    """log(time / estimate) of a problem's typical schedule among its fastest half."""
+def _offset(group: Sequence[Measured], base: Mapping[Schedule, float]) -> float:
+    """log(time / estimate) of a problem's typical schedule among its fastest half; `base` are log(estimate)."""
     timed = sorted((m.median_us, m.schedule) for m in group if m.status == "correct" and m.median_us is not None)
     fast = timed[: (len(timed) + 1) // 2]
-    return statistics.median(math.log(t / estimate_us(group[0].problem, s, device, constants)) for t, s in fast)
+    return statistics.median(math.log(t) - base[s] for t, s in fast)
 
 
 def _nodes(tree: Any, rate: float) -> list[list[float]]:

@@ -29,6 +29,10 @@ JOURNAL_VERSION = 1
 """Lines with a larger `v` come from a newer tileseek and are skipped."""
 
 
+_FACTS = {"gpu", "generator", "compiler"}
+"""The facts of an environment that decide what counts for a table."""
+
+
 class Journal:
     """Appends lines to the file at `path`, which is made (with its folder) when missing.
 
@@ -142,7 +146,7 @@ def measure_from_json(obj: Mapping[str, Any]) -> Measure:
         schedule=Schedule.from_json(obj["schedule"]),
         status=_word(obj["status"]),
         median_us=_positive(obj.get("median_us")),
-        times_us=tuple(float(time) for time in obj.get("times_us") or ()),
+        times_us=_times(obj.get("times_us")),
         ratio_to_ref=_positive(obj.get("ratio_to_ref")),
         ratio_to_best=_positive(obj.get("ratio_to_best")),
         ratio_cycles=_positive(obj.get("ratio_cycles")),
@@ -150,8 +154,8 @@ def measure_from_json(obj: Mapping[str, Any]) -> Measure:
         policy=_word(obj.get("policy", "")),
         raw=obj,
     )
-    if measure.status == "correct" and measure.median_us is None:
-        raise ValueError("a correct measure has a time")
+    if measure.status == "correct" and not (measure.median_us and all(map(_positive, measure.times_us))):
+        raise ValueError("a correct measure has times, and they are positive")
     return measure
 
 
@@ -186,6 +190,8 @@ def _take(line: bytes, contents: JournalContents) -> bool:
             return False
         kind = obj["kind"]
         if kind == "env":
+            for fact in _FACTS & obj.keys():
+                _word(obj[fact])
             contents.envs[_word(obj["env"])] = {k: v for k, v in obj.items() if k not in ("v", "kind", "env")}
         elif kind == "measure":
             contents.measures.append(measure_from_json(obj))
@@ -202,6 +208,12 @@ def _word(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a word")
     return value
+
+
+def _times(value: object) -> tuple[float, ...]:
+    if value is not None and not isinstance(value, list | tuple):
+        raise TypeError(f"{value!r} is not a list of times")
+    return tuple(map(float, value or ()))
 
 
 def _positive(value: Any) -> float | None:

@@ -47,7 +47,7 @@ class Timed:
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Timed:
         """The inverse of `to_json`."""
-        return cls(Schedule.from_json(obj["schedule"]), _time(obj["median_us"]), obj["vs_cublas"])
+        return cls(Schedule.from_json(obj["schedule"]), _time(obj["median_us"]), _ratio(obj["vs_cublas"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Entry:
             schedule=Schedule.from_json(obj["schedule"]),
             median_us=_time(obj["median_us"]),
             noise=float(obj["noise"]),
-            vs_cublas=obj["vs_cublas"],
-            vs_cublaslt_best=obj["vs_cublaslt_best"],
+            vs_cublas=_ratio(obj["vs_cublas"]),
+            vs_cublaslt_best=_ratio(obj["vs_cublaslt_best"]),
             alternates=tuple(Timed.from_json(alternate) for alternate in obj["alternates"]),
             n_measured=int(obj["n_measured"]),
             numerics=dict(obj["numerics"]),
@@ -276,7 +276,7 @@ def load_table(path: str | Path) -> Table:
         obj = json.loads(Path(path).read_bytes())
     except OSError as error:
         raise BadInput(f"cannot read the table {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"the table {path} is not JSON: {error}") from error
     schema = obj.get("schema") if isinstance(obj, dict) else None
     if schema != TABLE_SCHEMA:
@@ -360,7 +360,7 @@ def _entry(problem: Problem, measures: Sequence[Measure]) -> Entry:
             alternates.setdefault(candidate.schedule.kernel, candidate.timed())
     timed = best.timed()
     policies = Counter(measure.policy for measure in best.measures)
-    errors = [float(error) for m in best.measures if (error := _check(m).get("norm")) is not None]
+    errors = [error for m in best.measures if isinstance(error := _check(m).get("norm"), float)]
     return Entry(
         problem=problem,
         schedule=best.schedule,
@@ -406,8 +406,12 @@ def _version(text: str) -> tuple[int, ...]:
 def _time(value: Any) -> float:
     time = float(value)
     if not 0 < time < math.inf:
-        raise ValueError(f"{value!r} is not a time")
+        raise ValueError(f"{value!r} is not a time or a ratio")
     return time
+
+
+def _ratio(value: Any) -> float | None:
+    return None if value is None else _time(value)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -21,7 +21,7 @@ _RMS_OF_ROUNDOFF = 0.43
 SLICE_ELEMENTS = 32 * 2**20
 """Outputs are compared in slices of rows of about this many elements, to bound temporaries."""
 
-COMPANION_SIZES = ((2999, 3032, 296), (2999, 3032, 40), (37, 40, 4168), (5, 24, 72))
+COMPANION_SIZES = ((2999, 3032, 296), (2999, 3032, 40), (37, 40, 16392), (5, 24, 72))
 """(m, n, k) of the companions. No tile divides them: primes, times 8 where a row must be a multiple of 16 bytes. The
 first has more tiles than CTAs fit the device for every tile and ends K inside a stage; the second has one k-block a
 tile, fewer than any ring has stages; the third has k-blocks for every split of K, and an odd number of them; the

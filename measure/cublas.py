@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..space import BadInput, Problem
+from .fused import finish_apart
 from .lazy import torch
 from .operands import OperandSet
 
@@ -56,12 +57,18 @@ class Reference:
 
 
 def cublas_default(problem: Problem) -> Reference:
-    """What `torch.matmul` runs."""
+    """What torch runs: `mm`, or `addmm` for a bias along n, and the rest of an epilogue as kernels of its own."""
     _supported(problem)
-    matmul = torch().mm
+    biased = problem.fused.bias == "n"
+    plain = problem.epilogue == "none"
 
     def enqueue(operands: OperandSet) -> None:
-        matmul(operands.a, operands.b, out=operands.d)
+        if biased:
+            torch().addmm(operands.bias, operands.a, operands.b, out=operands.d)
+        else:
+            torch().mm(operands.a, operands.b, out=operands.d)
+        if not plain:
+            finish_apart(problem, operands, biased)
 
     return Reference("cublas", enqueue)
 
@@ -122,7 +129,7 @@ class CublasLt:
         )
         self._call("cublasLtMatmulPreferenceDestroy", preference)
         return [
-            self._reference(rank, found[rank].algorithm, description, first, second, output)
+            self._reference(problem, rank, found[rank].algorithm, description, first, second, output)
             for rank in range(count.value)
             if found[rank].state == 0
         ]
@@ -134,7 +141,9 @@ class CublasLt:
         number = int(function())
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
-    def _reference(self, rank: int, algorithm: _Algorithm, *descriptors: ctypes.c_void_p) -> Reference:
+    def _reference(
+        self, problem: Problem, rank: int, algorithm: _Algorithm, *descriptors: ctypes.c_void_p
+    ) -> Reference:
         description, first, second, output = descriptors
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         matmul = self._library.cublasLtMatmul
@@ -161,6 +170,7 @@ class CublasLt:
             )
             if status:
                 raise RuntimeError(f"cublasLtMatmul: status {status}")
+            finish_apart(problem, operands, biased=False)
 
         return Reference(f"cublaslt{rank}_{self._name(algorithm)}", enqueue)
 

@@ -188,28 +188,50 @@ def launch_config(plan: LaunchPlan, grid: int) -> Any:
 
 
 class BoundLaunch:
-    """A kernel bound to a problem and to the addresses of A, B and D: everything encoded, ready to be launched.
+    """A kernel bound to a problem and to the addresses of A, B and D, and of the bias and residual `c` where it has
+    them: everything encoded, ready to be launched.
 
     `workspace` is the address of `kernel.workspace_bytes(plan)` bytes, zero before the first launch; each launch leaves
     them as it needs them. Launches that may run at the same time must not share it.
 
     Raises:
-        ValueError: the plan needs a workspace and there is none.
+        ValueError: the plan needs a workspace, a bias or a residual and there is none.
         DriverError: a tensor map is refused.
     """
 
-    def __init__(self, kernel: Kernel, plan: LaunchPlan, a: int, b: int, d: int, workspace: int = 0) -> None:
-        if plan.workspace is not None and not workspace:
-            raise ValueError("the schedule needs a workspace: valid is the address of zeroed device memory")
+    def __init__(
+        self,
+        kernel: Kernel,
+        plan: LaunchPlan,
+        a: int,
+        b: int,
+        d: int,
+        *,
+        workspace: int = 0,
+        bias: int = 0,
+        c: int = 0,
+    ) -> None:
+        residual = plan.direct_residual or any(spec.operand == "c" for spec in plan.tensor_maps)
+        for name, needed, address in (
+            ("workspace", plan.workspace is not None, workspace),
+            ("bias", plan.bias, bias),
+            ("residual", residual, c),
+        ):
+            if needed and not address:
+                raise ValueError(f"the launch needs a {name}: valid is an address in device memory")
         self._kernel = kernel
         self._config = launch_config(plan, plan.grid(kernel.resident_clusters))
         self._stream = 0
-        pointers = {"a": a, "b": b, "d": d}
+        pointers = {"a": a, "b": b, "c": c, "d": d}
         # Kept alive here: the parameters are addresses of these objects, which the driver copies at every launch.
         self._maps = [TensorMap(spec, pointers[spec.operand]) for spec in plan.tensor_maps]
         self._scalars: list[Any] = [ctypes.c_int32(value) for value in plan.ints]
         if plan.workspace is not None:
             self._scalars.append(ctypes.c_uint64(workspace))
+        if plan.bias:
+            self._scalars.append(ctypes.c_uint64(bias))
+        if plan.direct_residual:
+            self._scalars += [ctypes.c_uint64(c), ctypes.c_int64(plan.d_pitch)]
         if plan.direct_store:
             self._scalars += [ctypes.c_uint64(d), ctypes.c_int64(plan.d_pitch)]
         addresses = [tensor_map.address for tensor_map in self._maps]

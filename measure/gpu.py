@@ -20,6 +20,7 @@ from . import check
 from .clock import Clock
 from .cublas import CublasLt, Reference, cublas_default
 from .driver import BoundLaunch, DriverError, Kernel
+from .fused import EXACT_ACTIVATIONS, finish_exact
 from .gpus import hopper
 from .lazy import torch
 from .nvml import Nvml
@@ -127,7 +128,7 @@ class GpuBackend:
         """Integer operands of a small problem and its output, right to the bit."""
         if problem not in self._companions:
             operands = integer_set(problem, seed=0)
-            exact = operands.a.float() @ operands.b.float()
+            exact = finish_exact(problem, operands.a.float() @ operands.b.float(), operands)
             self._companions[problem] = (operands, exact.to(operands.d.dtype))
         return self._companions[problem]
 
@@ -173,7 +174,7 @@ class GpuSession:
             raise NoMemory(f"{problem.key} needs {need / 2**30:.1f} GiB, the GPU has {free / 2**30:.1f} free")
         self._seed = 1000 * policy.seed  # of the first operand set; there are fewer than 1000
         self._sets = [normal_set(problem, self._seed + index) for index in range(sets)]
-        self._exact = [_float32_product(operands) for operands in self._sets[: policy.check_seeds]]
+        self._exact = [_float32_result(problem, operands) for operands in self._sets[: policy.check_seeds]]
         self._allowed = check.tolerance(problem.k, problem.out_dtype)
         self._rng = random.Random(f"{policy.key} {problem.key}")
         watch = gpu.stopwatch
@@ -274,7 +275,7 @@ class GpuSession:
         """Draw the operands anew, in place, and their references: something may have written into them."""
         for index, operands in enumerate(self._sets):
             operands.fill_normal(self._seed + index)
-        self._exact = [_float32_product(operands) for operands in self._sets[: self.policy.check_seeds]]
+        self._exact = [_float32_result(self.problem, operands) for operands in self._sets[: self.policy.check_seeds]]
         self.spoiled = False
 
     @contextmanager
@@ -302,7 +303,7 @@ class GpuSession:
             launch = _bind(kernel, plan, operands, _workspace(kernel, plan))
             for _ in range(2):  # the second shows that the first left its workspace as it has to
                 launch.launch(gpu.handle)
-            counts += [(operands.d != exact).sum(), operands.guards_touched()]
+            counts += [self._wrong_on_integers(problem, operands, exact), operands.guards_touched()]
         if not counts:
             return []
         numbers = self._read(torch().stack(counts))
@@ -315,6 +316,14 @@ class GpuSession:
                 gpu.forget()
                 raise Rejected("correctness", f"{wrong:.0f} of {problem.m * problem.n} elements are wrong for {shape}")
         return [f"{problem.m}x{problem.n}x{problem.k}" for problem in problems]
+
+    def _wrong_on_integers(self, problem: Problem, operands: OperandSet, exact: Any) -> Any:
+        """How many elements differ: in any bit, or with an activation that is not exact by more than its tolerance."""
+        if problem.fused.activation in EXACT_ACTIVATIONS:
+            return (operands.d != exact).sum()
+        allowed = check.tolerance(problem.k, problem.out_dtype)
+        worst = exact.float().abs() * allowed.relative * 2 + allowed.absolute
+        return (~((operands.d.float() - exact.float()).abs() <= worst)).sum()
 
     def _compare(self, enqueue: Callable[[int], None], allowed: check.Tolerance) -> check.Verdict:
         """The worst verdict of one call on each checked operand set.
@@ -417,8 +426,17 @@ def _workspace(kernel: Kernel, plan: LaunchPlan) -> Any:
 
 
 def _bind(kernel: Kernel, plan: LaunchPlan, operands: OperandSet, workspace: Any) -> BoundLaunch:
-    addresses = (operands.a.data_ptr(), operands.b.data_ptr(), operands.d.data_ptr(), workspace.data_ptr())
-    return BoundLaunch(kernel, plan, *addresses)
+    optional = {"bias": operands.bias, "c": operands.c}
+    addresses = {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in optional.items()}
+    return BoundLaunch(
+        kernel,
+        plan,
+        operands.a.data_ptr(),
+        operands.b.data_ptr(),
+        operands.d.data_ptr(),
+        workspace=workspace.data_ptr(),
+        **addresses,
+    )
 
 
 def _close(slots: list[Slot]) -> None:
@@ -431,14 +449,14 @@ def _enqueue_reference(reference: Reference, sets: Sequence[OperandSet], index: 
     reference.enqueue(sets[index])
 
 
-def _float32_product(operands: OperandSet) -> Any:
-    """A x B in float32 without tensor cores, in slices of rows."""
+def _float32_result(problem: Problem, operands: OperandSet) -> Any:
+    """D in float32 without tensor cores, in slices of rows."""
     b = operands.b.float()
     product = torch().empty(operands.d.shape, dtype=torch().float32, device=operands.d.device)
     rows, columns = operands.d.shape
     for part in check.row_slices(rows, max(columns, operands.a.shape[1])):
         torch().mm(operands.a[part].float(), b, out=product[part])
-    return product
+    return finish_exact(problem, product, operands)
 
 
 def _first_line(error: BaseException) -> str:

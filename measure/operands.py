@@ -49,12 +49,21 @@ class OperandSet:
     d: Any
     buffer: Any
     """The bytes of D with a guard band on each side."""
+    bias: Any = None
+    """The bias vector of an epilogue that has one."""
+    c: Any = None
+    """The residual of an epilogue that has one, [m, n] contiguous."""
+
+    @property
+    def inputs(self) -> list[Any]:
+        """A, B, and what the epilogue reads."""
+        return [tensor for tensor in (self.a, self.b, self.bias, self.c) if tensor is not None]
 
     def fill_normal(self, seed: int) -> None:
-        """Draw A and B anew from N(0, 1), in place."""
+        """Draw the inputs anew from N(0, 1), in place."""
         generator = _generator(seed)
-        self.a.normal_(generator=generator)
-        self.b.normal_(generator=generator)
+        for tensor in self.inputs:
+            tensor.normal_(generator=generator)
 
     def poison(self) -> None:
         """Make every element of D a NaN, and the guard bands their known value."""
@@ -76,7 +85,7 @@ def integer_set(problem: Problem, seed: int) -> OperandSet:
     """Integers from -2 to 2: products and sums are exact in float32, so that a result is right to the bit."""
     operands = _empty_set(problem)
     generator = _generator(seed)
-    for tensor in (operands.a, operands.b):
+    for tensor in operands.inputs:
         tensor.copy_(torch().randint(-2, 3, tensor.shape, generator=generator, device=DEVICE))
     return operands
 
@@ -91,6 +100,10 @@ def _empty_set(problem: Problem) -> OperandSet:
         tensor = torch().empty(shape, dtype=torch_dtype(problem.dtype), device=DEVICE)
         return tensor if row_major else tensor.t()
 
+    def vector(*shape: int) -> Any:
+        return torch().empty(shape, dtype=torch_dtype(problem.out_dtype), device=DEVICE)
+
+    fused = problem.fused
     out_bytes = problem.m * problem.n * OUT_DTYPE_BYTES[problem.out_dtype]
     buffer = torch().empty(out_bytes + 2 * GUARD_BYTES, dtype=torch().uint8, device=DEVICE)
     operands = OperandSet(
@@ -98,6 +111,8 @@ def _empty_set(problem: Problem) -> OperandSet:
         b=operand(problem.k, problem.n, problem.b_major == "n"),
         d=buffer[GUARD_BYTES:-GUARD_BYTES].view(torch_dtype(problem.out_dtype)).view(problem.m, problem.n),
         buffer=buffer,
+        bias=vector(problem.m if fused.bias == "m" else problem.n) if fused.bias else None,
+        c=vector(problem.m, problem.n) if fused.residual else None,
     )
     operands.poison()
     return operands

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -16,26 +15,24 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from ..cost_model.draft import spread
 from ..space import ALL_VALUES, Schedule
 from .polish import refinements
-from .spaces import SearchSpace, tile_of
+from .spaces import SearchSpace
 
-Rank = Callable[[Sequence[Schedule]], Sequence[Schedule]]
-"""Puts schedules of the problem in order, best first: the learned ranker, or the analytic model."""
+Score = Callable[[Sequence[Schedule]], Sequence[float]]
+"""Logarithms of the times expected of schedules, up to a constant: by the learned ranker, or the analytic model."""
 
 SEEDS = 16
 """Proposed from the draft and from other problems before the measures have a say."""
 
 EXPLORING = 0.1
-POLISHING = 0.4
+POLISHING = 0.5
 """Shares of a batch: chance, as insurance against what the models do not see; the neighbourhood of the best.
 The rest is the sampler's and the draft's."""
 
 OVERSAMPLING = 2
 """Suggestions asked of the sampler for each one that the ranker lets through."""
-
-ALIKE = 2
-"""Most schedules of a batch with one tile, except in a neighbourhood."""
 
 _TRIES = 64
 """Random draws in a row that may be known already before a space counts as exhausted."""
@@ -108,18 +105,18 @@ class Proposer:
         """Propose no schedule of this kernel again: it does not compile."""
         self._broken.add(kernel.kernel)
 
-    def propose(self, count: int, rank: Rank) -> list[Schedule]:
+    def propose(self, count: int, score: Score) -> list[Schedule]:
         """At most `count` schedules that were never proposed before; fewer only when there are no more."""
         batch: list[Schedule] = []
         explored = max(1, round(EXPLORING * count)) if count > 1 else 0
         if self._seeded < SEEDS or not self._costs:
-            self._seeded += self._take(self._start(rank), count - explored, batch)
+            self._seeded += self._take(self._start(score), count - explored, batch)
         else:
             polished = refinements(self._space, self.best(3), self._rng)
-            self._take(rank(self._fresh(polished)), round(POLISHING * count), batch)
+            self._take(_ordered(self._fresh(polished), score), round(POLISHING * count), batch)
             wanted = count - explored - len(batch)
             pool = self._fresh([*self._suggestions(OVERSAMPLING * wanted), *self._draft(), *self._moved()])
-            self._take(_diverse(rank(pool)), wanted, batch)
+            self._take(_varied(pool, score), wanted, batch)
         self._take(self._chance(count - len(batch)), count - len(batch), batch)
         return batch
 
@@ -137,10 +134,11 @@ class Proposer:
             self._drafted = self._space.pool(self._seed)
         return self._drafted
 
-    def _start(self, rank: Rank) -> list[Schedule]:
-        """The draft in the ranker's order, taking turns with what other problems like."""
-        drafted = _diverse(rank(self._draft()))
-        return [s for pair in zip_longest(drafted, self._moved()) for s in pair if s is not None]
+    def _start(self, score: Score) -> list[Schedule]:
+        """The draft, taking turns with what other problems like."""
+        moved = _ordered(list(dict.fromkeys(self._moved())), score)
+        drafted = _varied(self._draft(), score)
+        return [s for pair in zip_longest(moved, drafted) for s in pair if s is not None]
 
     def _moved(self) -> list[Schedule]:
         return [self._space.project(s.to_json()) for s in self._transfers]
@@ -166,15 +164,18 @@ class Proposer:
         return list(found)
 
 
-def _diverse(ranked: Sequence[Schedule]) -> list[Schedule]:
-    """The same schedules, those beyond ALIKE of one tile moved to the end."""
-    taken: Counter[Any] = Counter()
-    first: list[Schedule] = []
-    rest: list[Schedule] = []
-    for schedule in ranked:
-        taken[tile_of(schedule)] += 1
-        (first if taken[tile_of(schedule)] <= ALIKE else rest).append(schedule)
-    return first + rest
+def _ordered(schedules: Sequence[Schedule], score: Score) -> list[Schedule]:
+    """The schedules, those expected to be fastest first."""
+    return [s for _, s in _timed(schedules, score)]
+
+
+def _varied(schedules: Sequence[Schedule], score: Score) -> list[Schedule]:
+    """The same with structures and tiles taking turns where they are close."""
+    return spread(_timed(schedules, score))
+
+
+def _timed(schedules: Sequence[Schedule], score: Score) -> list[tuple[float, Schedule]]:
+    return sorted((math.exp(value), s) for value, s in zip(score(schedules), schedules, strict=True))
 
 
 def _distribution(values: tuple[Any, ...]) -> BaseDistribution:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..cost_model.costs import CYCLES, MICROSECONDS, TIME, cost
 from ..heuristics.journal import Measure
@@ -11,6 +12,33 @@ from ..heuristics.table import MARGIN
 from ..measure.policy import FINAL, Policy
 from ..space import Problem, Schedule
 from .runner import OnMeasure, Runner
+
+SHORT_FINAL = replace(
+    FINAL, name="final-short", slot_ms=2.0, limited_slot_ms=10.0, rounds=15, race_rounds=5, finalists=2
+)
+BRIEF_FINAL = replace(SHORT_FINAL, name="final-brief", rounds=7, race_rounds=3, check_seeds=1)
+FINALS = (FINAL, SHORT_FINAL, BRIEF_FINAL)
+"""How the last word may be spoken, the most careful first. Slots of 10 ms still give a kernel a power state of its
+own; fewer rounds tell times apart that differ by 1 % or more."""
+
+_ALGORITHMS = 8
+"""What cuBLASLt offers for most problems."""
+
+_OPENING_S = 0.6
+_OPENING_CALLS = 40
+"""Operands, references and checks of a problem, about: fixed, and in calls of the kernel, for the exact product is
+in single precision."""
+
+_LOOKING_MS = 1.0
+"""The host between two slots that it watches one by one."""
+
+
+def final_seconds(policy: Policy, limited: bool, call_us: float, contestants: int) -> float:
+    """About how long a final takes of a problem on which one call takes `call_us`; `limited`: by power."""
+    slot = policy.limited_slot_ms if limited else policy.slot_ms
+    each = max(slot, call_us / 1e3) + max(policy.spacer_ms, call_us / 1e3) + _LOOKING_MS
+    slots = policy.race_rounds * _ALGORITHMS + policy.rounds * (1 + policy.finalists + contestants)
+    return _OPENING_S + _OPENING_CALLS * call_us / 1e6 + slots * each / 1e3
 
 
 def shootout(

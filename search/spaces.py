@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost_model.analytic import estimate_us
-from ..cost_model.draft import PER_TILE, draft
+from ..cost_model.draft import draft, spread
 from ..space import DIMENSIONS, Device, Problem, Schedule, enumerate_schedules, nearest, neighbours, sample
 
 WALK = ("raster", "swizzle", "serpentine")
@@ -94,13 +93,9 @@ class ListedSpace:
         self._words = np.array([_words(s.to_json()) for s in self._schedules])
 
     def draft(self, count: int, seed: int) -> list[Schedule]:
-        taken: Counter[tuple[Any, ...]] = Counter()
-        diverse = []
-        for s in self.pool(seed):
-            taken[tile_of(s)] += 1
-            if taken[tile_of(s)] <= PER_TILE:
-                diverse.append(s)
-        return diverse[:count]
+        del seed
+        timed = sorted((estimate_us(self.problem, s, self._device), s) for s in self._schedules)
+        return spread(timed)[:count]
 
     def pool(self, seed: int) -> list[Schedule]:
         del seed
@@ -135,8 +130,3 @@ def _numbers(values: Mapping[str, Any]) -> list[float]:
 
 def _words(values: Mapping[str, Any]) -> list[str]:
     return [values[name] for name in _WORDS]
-
-
-def tile_of(s: Schedule) -> tuple[Any, ...]:
-    """What schedules must share to count as near-copies of each other."""
-    return (s.arrangement, s.consumers, s.tile_m, s.tile_n, s.tile_k, s.swap_ab)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,23 +13,38 @@ from ..cost_model.costs import cost, costs, yardstick
 from ..cost_model.ranker import LEAST_ROWS, Ranker, train
 from ..heuristics.journal import Journal, JournalContents, Measure, read_journal
 from ..heuristics.query import distance
-from ..measure.policy import SCREEN
+from ..heuristics.table import FINAL_POLICY
+from ..measure.policy import FINAL, SCREEN, Policy
 from ..space import BadInput, Problem, Schedule
 from .budget import Budget, Meter, gain
 from .proposer import Proposer
 from .race import race
 from .runner import Runner
-from .shootout import shootout
+from .shootout import BRIEF_FINAL, FINALS, decide, final_seconds, shootout
 
 EXPLORING_SHARE = 0.8
-"""Of a budget in seconds; the rest is for the final comparisons."""
+LEAST_EXPLORING = 0.3
+"""Of a budget in seconds, usually and at least; the rest is for the final comparisons."""
 
 FINALISTS = 8
 LAST = 3
 """Schedules of a problem that race, and that meet cuBLAS in the end."""
 
 TRANSFERS = 4
-"""Nearest problems whose best schedules are tried."""
+LIKED = 2
+"""Nearest problems whose best schedules are tried, and how many of each."""
+
+RACE_S = 1.5
+"""What a race of them takes, about."""
+
+CAUTION = 1.1
+"""By how much longer finals may take than expected."""
+
+LEAST_BATCH = 4
+"""Schedules worth opening a problem for."""
+
+LIMITED_FLOPS = 1e10
+"""Larger problems are taken to be held back by power until one is measured."""
 
 RELEARN = 1.5
 """The ranker is trained again when there are this many times the measures it has seen."""
@@ -41,12 +58,14 @@ class Options:
     """How to search. The same options, seed and measures give the same decisions."""
 
     seed: int = 0
-    batch: int = 16
+    batch: int = 24
     """Schedules of one problem measured together; their compilation overlaps with the batch before."""
     learn: bool = True
     """Train the ranker on the journal as it grows."""
     finals: bool = True
-    """Race the best of each problem and compare the winners with cuBLAS at the end."""
+    """Compare the best of each problem with cuBLAS at the end."""
+    final_policy: Policy | None = None
+    """How; by default the most careful of `shootout.FINALS` for which the time left is enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +141,29 @@ class _Task:
     under_way: int = 0
     """Batches proposed and not yet measured."""
     winner: Measure | None = None
+    fresh: int = 0
+    """Measurements of this run."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether power holds cuBLAS back, as far as measured."""
+        flags = [m.raw.get("power_limited") is True for m in self.measures if m.status == "correct"]
+        return sum(flags) * 2 > len(flags) if flags else self.problem.flops > LIMITED_FLOPS
+
+    @property
+    def call_us(self) -> float:
+        """The time of one call of the best, 0 when not measured."""
+        return min((m.median_us for m in self.measures if m.median_us is not None), default=0.0)
+
+    def final_seconds(self, policy: Policy) -> float:
+        """About how long its final takes."""
+        before = RACE_S if policy == FINAL else 0.0
+        return before + final_seconds(policy, self.limited, self.call_us, LAST)
+
+    def decided(self) -> Measure | None:
+        """The winner of a final that an earlier run made, when this one has nothing to add."""
+        finals = [m for m in self.measures if m.policy.startswith(FINAL_POLICY)]
+        return decide([m for m in finals if m.policy == finals[-1].policy]) if finals and not self.fresh else None
 
     def take(self, measures: Sequence[Measure]) -> None:
         """Learn what a batch came to."""
@@ -160,7 +202,6 @@ class _Run:
         self._progress = progress
         self._lessons: list[Measure] = list(history.measures)
         self._learned = 0 if ranker is None else len(self._lessons)
-        self._share_of_time = EXPLORING_SHARE if options.finals else 1.0
         self._phase = "search"
         self._measured = 0
         self._known: dict[Problem, list[Measure]] = {}
@@ -195,40 +236,71 @@ class _Run:
             interrupted = True
         return self._summary(known, interrupted)
 
+    @property
+    def _share_of_time(self) -> float:
+        """The share of the seconds that exploring may take: the rest is enough for a brief final of every problem."""
+        seconds = self._budget.seconds
+        if not self._options.finals or seconds is None:
+            return 1.0
+        policy = self._options.final_policy or BRIEF_FINAL
+        finals = sum(task.final_seconds(policy) for task in self._tasks.values())
+        return max(LEAST_EXPLORING, min(EXPLORING_SHARE, 1 - CAUTION * finals / seconds))
+
     def _search(self) -> None:
         """Measure batch after batch; the next one is chosen, and compiles, while the last is measured."""
-        batch = self._next(0)
-        while batch is not None:
-            task, schedules = batch
-            self._runner.prepare(task.problem, schedules)
-            following = self._next(len(schedules))
-            if following is not None:
-                self._runner.prepare(following[0].problem, following[1])
-            # What is planned must still be affordable: the batch before may have taken longer than expected.
-            schedules = schedules[: self._meter.affordable(len(schedules), self._share_of_time)]
-            if not schedules:
-                return
-            measures = self._measure(task, schedules)
-            self._meter.count(len(schedules))
-            task.under_way -= 1
-            task.take(measures)
-            task.mark()
-            self._learn()
-            batch = following or self._next(0)
+        batch = self._next(0, len(self._lessons))
+        if batch is not None:
+            self._runner.prepare(batch[0].problem, batch[1])
+        with ThreadPoolExecutor(1, thread_name_prefix="propose") as aside:
+            while batch is not None:
+                task, schedules = batch
+                # What is planned must still be affordable: the batch before may have taken longer than expected.
+                share = self._share_of_time if task.curve else 1.0
+                schedules = schedules[: self._meter.affordable(len(schedules), share)]
+                if not schedules:
+                    return
+                following = aside.submit(self._ahead, len(schedules), len(self._lessons))
+                measures = self._measure(task, schedules)
+                batch = following.result()
+                self._meter.count(len(schedules))
+                task.under_way -= 1
+                task.take(measures)
+                task.mark()
+                batch = batch or self._next(0, len(self._lessons))
 
-    def _next(self, planned: int) -> tuple[_Task, list[Schedule]] | None:
-        """The next batch while `planned` measurements are still to be made; None when nothing is left to do."""
-        count = self._meter.affordable(self._options.batch, self._share_of_time, planned)
+    def _ahead(self, planned: int, lessons: int) -> tuple[_Task, list[Schedule]] | None:
+        """The batch after the one of `planned` measurements under way; it begins to compile."""
+        batch = self._next(planned, lessons)
+        if batch is not None:
+            self._runner.prepare(batch[0].problem, batch[1])
+        return batch
+
+    def _next(self, planned: int, lessons: int) -> tuple[_Task, list[Schedule]] | None:
+        """The next batch while `planned` measurements are still to be made, when `lessons` measures are known; None
+        when nothing is left to do."""
+        self._learn(lessons)
         open_tasks = [task for task in self._tasks.values() if not task.proposer.exhausted]
         # A batch under way counts as made, so that a round goes to every problem first.
         open_tasks.sort(key=lambda task: -gain([*task.curve, *[None] * task.under_way]))
+        waiting = sum(not task.curve and not task.under_way for task in open_tasks)
+        count = self._options.batch
+        if waiting:
+            # Where the budget is short, every problem gets its part of it first.
+            count = min(count, self._affordable(count * waiting, planned) // waiting)
+            # One without a single measure would have no final either: the first few go before those.
+            count = self._meter.affordable(max(LEAST_BATCH, count), 1.0, planned)
+        else:
+            count = self._affordable(count, planned)
         for task in open_tasks if count else ():
             self._share(task)
-            schedules = task.proposer.propose(count, partial(self._rank, task))
+            schedules = task.proposer.propose(count, partial(self._score, task))
             if schedules:
                 task.under_way += 1
                 return task, schedules
         return None
+
+    def _affordable(self, wanted: int, planned: int) -> int:
+        return self._meter.affordable(wanted, self._share_of_time, planned)
 
     def _measure(self, task: _Task, schedules: Sequence[Schedule]) -> list[Measure]:
         return self._runner.measure(task.problem, schedules, SCREEN, partial(self._keep, task))
@@ -237,22 +309,23 @@ class _Run:
         if self._journal is not None:
             self._journal.append(measure.raw)
         task.measures.append(measure)
+        task.fresh += 1
         self._lessons.append(measure)
         self._measured += self._phase == "search"
         if self._progress is not None:
             self._progress(Progress(measure, self._measured, self._meter.elapsed_s, self._phase))
 
-    def _rank(self, task: _Task, schedules: Sequence[Schedule]) -> list[Schedule]:
+    def _score(self, task: _Task, schedules: Sequence[Schedule]) -> list[float]:
         device = self._runner.device
         if self._ranker is not None:
-            return self._ranker.rank(task.problem, schedules, device)
-        return sorted(schedules, key=lambda s: (estimate_us(task.problem, s, device), s))
+            return [float(value) for value in self._ranker.scores(task.problem, schedules, device).mean]
+        return [math.log(estimate_us(task.problem, s, device)) for s in schedules]
 
-    def _learn(self) -> None:
-        if self._options.learn and len(self._lessons) >= max(LEAST_MEASURES, RELEARN * self._learned):
-            self._learned = len(self._lessons)
+    def _learn(self, lessons: int) -> None:
+        if self._options.learn and lessons >= max(LEAST_MEASURES, RELEARN * self._learned):
+            self._learned = lessons
             try:
-                self._ranker = train(self._lessons, self._runner.device, self._options.seed)
+                self._ranker = train(self._lessons[:lessons], self._runner.device, self._options.seed)
             except BadInput:
                 # Most of the measures failed: there is not enough to learn from yet.
                 return
@@ -268,7 +341,7 @@ class _Run:
                 groups.setdefault(measure.problem, []).append(measure)
         nearest = sorted(groups, key=lambda other: (distance(problem, other), other))[:TRANSFERS]
         ranked = [sorted((value, s) for s, value in costs(groups[other]).items()) for other in nearest]
-        return [best[0][1] for best in ranked if best]
+        return [s for best in ranked for _, s in best[:LIKED]]
 
     def _share(self, task: _Task) -> None:
         """Let a problem try what its nearest siblings like best by now: their kernels are compiled."""
@@ -276,21 +349,33 @@ class _Run:
             other for other in self._tasks.values() if other is not task and other.problem.kind == task.problem.kind
         ]
         siblings.sort(key=lambda other: (distance(task.problem, other.problem), other.problem))
-        task.proposer.add_transfers(s for other in siblings[:TRANSFERS] for s in other.proposer.best(1))
+        task.proposer.add_transfers(s for other in siblings[:TRANSFERS] for s in other.proposer.best(LIKED))
 
     def _finals(self) -> None:
-        """Race the best of each problem, and let the winners meet cuBLAS and the incumbent."""
+        """Let the best of each problem meet cuBLAS and the incumbent; where there is time, they race before."""
         self._phase = "finals"
-        for task in self._tasks.values():
+        tasks = [task for task in self._tasks.values() if task.proposer.best(1)]
+        for task in tasks:
+            task.winner = task.decided()
+        tasks = [task for task in tasks if task.winner is None]
+        policy = self._options.final_policy or self._affordable_final(tasks)
+        for task in sorted(tasks, key=lambda task: task.final_seconds(policy)):
             if not self._meter.time_left:
                 return
-            entrants = task.proposer.best(FINALISTS)
-            if not entrants:
-                continue
             keep = partial(self._keep, task)
-            finalists = race(self._runner, task.problem, entrants, LAST, keep)
+            finalists = task.proposer.best(LAST)
+            if policy == FINAL:
+                finalists = race(self._runner, task.problem, task.proposer.best(FINALISTS), LAST, keep)
             incumbent = self._incumbents.get(task.problem)
-            task.winner = shootout(self._runner, task.problem, finalists, incumbent, keep)
+            task.winner = shootout(self._runner, task.problem, finalists, incumbent, keep, policy)
+
+    def _affordable_final(self, tasks: Sequence[_Task]) -> Policy:
+        """The most careful policy for which the time left is enough: one for all, so that all compare."""
+        left = math.inf if self._budget.seconds is None else self._budget.seconds - self._meter.elapsed_s
+        for policy in FINALS:
+            if sum(task.final_seconds(policy) for task in tasks) <= left:
+                return policy
+        return FINALS[-1]
 
     def _summary(self, known: int, interrupted: bool) -> Summary:
         winners = {}

@@ -13,6 +13,7 @@ from .enumeration import (
     neighbours,
     sample,
 )
+from .epilogue import ACTIVATIONS, EPILOGUE_WORDS, Epilogue
 from .errors import BadInput
 from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Problem, read_suite
 from .resources import SharedMemory, shared_memory, store_pieces
@@ -21,11 +22,13 @@ from .schedule import COOPERATIVE, LAUNCH_FIELDS, PINGPONG, Schedule
 from .tiles import TileGrid, ceil_div, kernel_extents, tile_grid, tile_position, waves
 
 __all__ = [
+    "ACTIVATIONS",
     "ALL_VALUES",
     "COOPERATIVE",
     "DEVICES",
     "DIMENSIONS",
     "DTYPE_BYTES",
+    "EPILOGUE_WORDS",
     "H100",
     "H200",
     "KERNEL_DIMENSIONS",
@@ -35,6 +38,7 @@ __all__ = [
     "PINGPONG",
     "BadInput",
     "Device",
+    "Epilogue",
     "NamedProblem",
     "Problem",
     "Schedule",

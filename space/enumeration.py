@@ -32,6 +32,7 @@ from .rules import (
     MULTICAST_ROWS,
     RASTERS,
     REDUCTIONS,
+    RESIDUAL_BUFFERS,
     SPLIT_K,
     STAGES,
     STORES,
@@ -76,20 +77,20 @@ def _tile_m(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 
 
 def _tile_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    most = max(max_accumulators(split, device.registers_per_sm) for split in _with_splits(s))
+    most = max(max_accumulators(problem, split, device.registers_per_sm) for split in _with_splits(s))
     widest = 2 * most // s.m64_per_warpgroup
-    return [n for n in _fitting("tile_n", TILE_N, s, problem, device) if n <= widest]
+    return [n for n in _fitting("tile_n", TILE_N, _smallest(s, problem), problem, device) if n <= widest]
 
 
 def _with_splits(s: Schedule) -> list[Schedule]:
     return [_with(s, producer_regs=p, consumer_regs=c) for p, c in register_splits(s.consumers)]
 
 
-def _splits(s: Schedule, device: Device) -> list[tuple[int, int]]:
+def _splits(s: Schedule, problem: Problem, device: Device) -> list[tuple[int, int]]:
     return [
         (split.producer_regs, split.consumer_regs)
         for split in _with_splits(s)
-        if s.accumulators <= max_accumulators(split, device.registers_per_sm)
+        if s.accumulators <= max_accumulators(problem, split, device.registers_per_sm)
     ]
 
 
@@ -98,7 +99,9 @@ def _epilogue_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
         return [64]
     widest = max(s.tile_n, EPILOGUE_N[0])
     return [
-        n for n in EPILOGUE_N if n <= widest and _fits(_with(s, epilogue_n=n, epilogue_buffers=1), problem, device)
+        n
+        for n in EPILOGUE_N
+        if n <= widest and _fits(_with(_buffered(s, problem), epilogue_n=n, epilogue_buffers=1), problem, device)
     ]
 
 
@@ -106,31 +109,51 @@ def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable
     if s.store == "direct":
         return [2]
     pieces = len(store_pieces(s.tile_n, s.epilogue_n)) * s.m64_per_warpgroup
-    return [b for b in EPILOGUE_BUFFERS if b <= pieces and _fits(_with(s, epilogue_buffers=b), problem, device)]
+    buffered = _buffered(s, problem)
+    return [b for b in EPILOGUE_BUFFERS if b <= pieces and _fits(_with(buffered, epilogue_buffers=b), problem, device)]
+
+
+def _residual_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
+    if not problem.fused.residual or s.workspace:
+        return [0]
+    least = _buffered(s, problem).residual_buffers
+    wider = [_with(s, residual_buffers=b) for b in RESIDUAL_BUFFERS if b >= least]
+    return [w.residual_buffers for w in wider if _producer_fits(w) and _fits(w, problem, device)]
+
+
+def _buffered(s: Schedule, problem: Problem) -> Schedule:
+    """With the fewest residual buffers that the choices so far allow."""
+    return _with(s, residual_buffers=1) if s.swap_ab and problem.fused.residual else s
 
 
 def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
-    narrow = _staged(s)
-    stores = STORES[:1] if s.swap_ab or s.split_cluster else STORES
+    narrow = _staged(s, problem)
+    stores = STORES[:1] if s.swap_ab or s.split_cluster or problem.epilogue != "none" else STORES
     return [store for store in stores if _fits(_with(narrow, store=store), problem, device)]
 
 
-def _staged(s: Schedule) -> Schedule:
+def _staged(s: Schedule, problem: Problem) -> Schedule:
     """With the smallest epilogue that goes through shared memory."""
-    return _with(s, store="tma", epilogue_n=EPILOGUE_N[0], epilogue_buffers=1)
+    return _with(_buffered(s, problem), store="tma", epilogue_n=EPILOGUE_N[0], epilogue_buffers=1)
 
 
 def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
-    return [swap for swap in (False, True) if _fits(_smallest(_with(s, swap_ab=swap)), problem, device)]
+    swaps = [_with(s, swap_ab=swap) for swap in (False, True)]
+    return [
+        swap.swap_ab
+        for swap in swaps
+        if _fits(_smallest(swap, problem), problem, device) and _producer_fits(_buffered(swap, problem))
+    ]
 
 
-def _smallest(s: Schedule) -> Schedule:
+def _smallest(s: Schedule, problem: Problem) -> Schedule:
     """With the smallest epilogue that the choices so far allow."""
-    return _staged(s) if s.swap_ab or s.split_cluster else _with(s, store="direct")
+    staged = s.swap_ab or s.split_cluster or problem.epilogue != "none"
+    return _staged(s, problem) if staged else _with(s, store="direct")
 
 
-def _can_share_k(s: Schedule, device: Device) -> bool:
-    most = max_accumulators(_with(s, split_k=2), device.registers_per_sm)
+def _can_share_k(s: Schedule, problem: Problem, device: Device) -> bool:
+    most = max_accumulators(problem, _with(s, split_k=2), device.registers_per_sm)
     return s.arrangement != PINGPONG and s.accumulators <= most
 
 
@@ -138,8 +161,9 @@ def _stream_k(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     grid = tile_grid(problem, s)
     enough = grid.ctas * grid.k_blocks >= device.sm_count and grid.k_blocks * 2 * device.sm_count**2 < 2**32
     streamed = _with(s, stream_k=True, reduction="slots")
-    possible = enough and _producer_fits(streamed) and _can_share_k(s, device)
-    return [False, True] if possible and _fits(_smallest(streamed), problem, device) else [False]
+    free = not _loads_residual(s, problem) and _producer_fits(streamed)
+    possible = enough and free and _can_share_k(s, problem, device)
+    return [False, True] if possible and _fits(_smallest(streamed, problem), problem, device) else [False]
 
 
 def _producer_fits(s: Schedule) -> bool:
@@ -147,7 +171,7 @@ def _producer_fits(s: Schedule) -> bool:
 
 
 def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    if s.stream_k or not _can_share_k(s, device):
+    if s.stream_k or not _can_share_k(s, problem, device):
         return [1]
     k_blocks = tile_grid(problem, s).k_blocks
     return [k for k in SPLIT_K if k <= k_blocks and (k == 1 or _reductions(_with(s, split_k=k), problem, device))]
@@ -155,7 +179,14 @@ def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 
 def _reductions(s: Schedule, problem: Problem, device: Device) -> list[str]:
     possible = REDUCTIONS if s.split_k <= MAX_CLUSTER else [r for r in REDUCTIONS if r != "cluster"]
-    return [r for r in possible if _fits(_smallest(_with(s, reduction=r)), problem, device)]
+    if _loads_residual(s, problem):
+        possible = [r for r in possible if r == "cluster"]
+    return [r for r in possible if _fits(_smallest(_with(s, reduction=r), problem), problem, device)]
+
+
+def _loads_residual(s: Schedule, problem: Problem) -> bool:
+    """Whether loader warps must bring the residual, which they cannot where it is not known who ends a tile."""
+    return _buffered(s, problem).residual_buffers > 0
 
 
 def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
@@ -219,9 +250,9 @@ DIMENSIONS: Mapping[str, _Domain] = {
     "consumers": lambda s, p, d: CONSUMERS[s.arrangement],
     "tile_m": _tile_m,
     "tile_n": _tile_n,
-    "tile_k": lambda s, p, d: _fitting("tile_k", TILE_K, s, p, d),
-    "consumer_regs": lambda s, p, d: [consumer for _, consumer in _splits(s, d)],
-    "producer_regs": lambda s, p, d: [p_ for p_, consumer in _splits(s, d) if consumer == s.consumer_regs],
+    "tile_k": lambda s, p, d: _fitting("tile_k", TILE_K, _smallest(s, p), p, d),
+    "consumer_regs": lambda s, p, d: [consumer for _, consumer in _splits(s, p, d)],
+    "producer_regs": lambda s, p, d: [p_ for p_, consumer in _splits(s, p, d) if consumer == s.consumer_regs],
     "swap_ab": _swap_ab,
     "stream_k": _stream_k,
     "split_k": _split_k,
@@ -229,6 +260,7 @@ DIMENSIONS: Mapping[str, _Domain] = {
     "store": _store,
     "epilogue_n": _epilogue_n,
     "epilogue_buffers": _epilogue_buffers,
+    "residual_buffers": _residual_buffers,
     "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s, p)}),
     "cluster_n": lambda s, p, d: sorted(n for m, n in _clusters(s, p) if m == s.cluster_m),
     "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
@@ -331,6 +363,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "store": STORES,
     "epilogue_n": EPILOGUE_N,
     "epilogue_buffers": EPILOGUE_BUFFERS,
+    "residual_buffers": RESIDUAL_BUFFERS,
     "cluster_m": (1, 2, 4),
     "cluster_n": (1, 2, 4),
     "stages": STAGES,

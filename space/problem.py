@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .epilogue import Epilogue
 from .errors import BadInput
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
@@ -22,9 +23,6 @@ LAYOUTS = ("nt", "nn", "tn", "tt")
 OVERLAPS = ("none", "launch", "weights")
 """What may run before the kernel ahead in the stream has finished: nothing; the launch; also loads of B, when the
 kernel ahead does not write it."""
-
-EPILOGUES = ("none",)
-"""What may be fused after the product."""
 
 MAX_EXTENT = 2**31 - 1
 """Largest m, n or k: tensor coordinates are signed 32-bit integers (PTX ISA, cp.async.bulk.tensor)."""
@@ -63,7 +61,7 @@ class Problem:
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "bf16" if self.dtype == "fp8" else self.dtype)
         _one_of("out_dtype", self.out_dtype, OUT_DTYPE_BYTES)
-        _one_of("epilogue", self.epilogue, EPILOGUES)
+        Epilogue.parse(self.epilogue)
         _one_of("overlap", self.overlap, OVERLAPS)
 
     @property
@@ -77,15 +75,21 @@ class Problem:
         return "n" if self.layout[1] == "n" else "k"
 
     @property
+    def fused(self) -> Epilogue:
+        """The parts of the epilogue."""
+        return Epilogue.parse(self.epilogue)
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of the product."""
         return 2 * self.batch * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes through device memory: each operand read once, D written once."""
+        """Fewest bytes through device memory: each operand and a residual read once, D written once."""
         operands = (self.m + self.n) * self.k * DTYPE_BYTES[self.dtype]
-        return self.batch * (operands + self.m * self.n * OUT_DTYPE_BYTES[self.out_dtype])
+        outputs = self.m * self.n * OUT_DTYPE_BYTES[self.out_dtype]
+        return self.batch * (operands + outputs * (2 if self.fused.residual else 1))
 
     @property
     def kind(self) -> tuple[str, str, str, str, str, str]:
@@ -145,12 +149,8 @@ def read_suite(path: str | Path) -> list[NamedProblem]:
         BadInput: the file cannot be read, the header differs, a name repeats, or a row is not a problem (its line is
             named).
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read problems from {path}: {error}") from error
-    rows = csv.reader(text.splitlines())
-    header = [word.strip() for word in next(rows, [])]
+    rows = _rows(path)
+    header = [word.strip() for word in next(rows, (0, []))[1]]
     unknown = [word for word in header if word not in _CSV_REQUIRED + _CSV_OPTIONAL]
     missing = [word for word in _CSV_REQUIRED if word not in header]
     if unknown or missing or len(set(header)) != len(header):
@@ -159,10 +159,10 @@ def read_suite(path: str | Path) -> list[NamedProblem]:
             f" and, when needed, {','.join(_CSV_OPTIONAL)}"
         )
     suite: dict[str, NamedProblem] = {}
-    for row in rows:
+    for line, row in rows:
         if not any(cell.strip() for cell in row):
             continue
-        where = f"{path}, line {rows.line_num}"
+        where = f"{path}, line {line}"
         if len(row) != len(header):
             raise BadInput(f"{where}: {len(row)} cells where the header has {len(header)}")
         cells = {word: cell.strip() for word, cell in zip(header, row, strict=True)}
@@ -173,6 +173,16 @@ def read_suite(path: str | Path) -> list[NamedProblem]:
     if not suite:
         raise BadInput(f"{path}: no problems in it: valid is at least one row under the header")
     return list(suite.values())
+
+
+def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of a CSV file."""
+    try:
+        reader = csv.reader(Path(path).read_text(encoding="utf-8-sig").splitlines())
+        for row in reader:
+            yield reader.line_num, row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"cannot read problems from {path}: {error}") from error
 
 
 def _from_words(cells: Mapping[str, str], where: str) -> Problem:

@@ -26,6 +26,10 @@ EXCHANGE_OVERHEAD = 8
 """Registers that adding up the parts of a split K takes beside those (found likewise)."""
 
 
+FUSED_OVERHEAD = 24
+"""Registers that a fused epilogue takes beside those (found likewise)."""
+
+
 @dataclass(frozen=True, slots=True)
 class OperandTile:
     """One operand's tile of a stage: slabs with rows of 128 bytes, as TMA writes and wgmma reads them.
@@ -75,6 +79,8 @@ class SharedMemory:
     a: int
     b: int
     epilogue: int
+    residual: int
+    bias: int
     exchange: int
     barriers: int
     votes: int
@@ -89,12 +95,21 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
     chunk = 64 * schedule.epilogue_n * STAGED_ELEMENT_BYTES if schedule.store == "tma" else 0
     b = row_tile.stage_bytes * schedule.stages
     epilogue = b + column_tile.stage_bytes * schedule.stages
-    exchange = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
+    residual = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
+    bias = residual + chunk * schedule.residual_buffers * schedule.consumers
+    exchange = bias + column_bias_bytes(problem, schedule) * schedule.consumers
     slot = 64 * schedule.epilogue_n * ACCUMULATOR_BYTES
     barriers = exchange + slot * exchange_slots(schedule) * schedule.consumers
-    votes = barriers + (2 * schedule.stages + schedule.split_cluster) * MBARRIER_BYTES
+    rings = schedule.stages + schedule.residual_buffers * schedule.consumers
+    votes = barriers + (2 * rings + schedule.split_cluster) * MBARRIER_BYTES
     total = votes + (4 * schedule.consumers if schedule.workspace else 0)
-    return SharedMemory(0, b, epilogue, exchange, barriers, votes, total)
+    return SharedMemory(0, b, epilogue, residual, bias, exchange, barriers, votes, total)
+
+
+def column_bias_bytes(problem: Problem, schedule: Schedule) -> int:
+    """Bytes that a consumer warpgroup keeps of a bias along the columns of what the kernel computes, in fp32."""
+    axis = "m" if schedule.swap_ab else "n"
+    return ACCUMULATOR_BYTES * schedule.tile_n if problem.fused.bias == axis else 0
 
 
 def exchange_slots(schedule: Schedule) -> int:
@@ -131,6 +146,8 @@ def producer_extras(schedule: Schedule) -> list[str]:
     k-blocks, peers for both operands, or peers for one together with one of the others."""
     if schedule.stream_k:
         return ["stream_k"]
+    if schedule.residual_buffers:
+        return ["residual_buffers"]
     if schedule.cluster_m > 1 and schedule.cluster_n > 1:
         return ["a cluster along both axes"]
     extras = {
@@ -146,7 +163,7 @@ def consumer_registers(schedule: Schedule, registers_per_sm: int) -> int:
     return schedule.consumer_regs or launch_registers(schedule.threads, registers_per_sm)
 
 
-def max_accumulators(schedule: Schedule, registers_per_sm: int) -> int:
+def max_accumulators(problem: Problem, schedule: Schedule, registers_per_sm: int) -> int:
     """Most accumulators a consumer thread can hold without spilling.
 
     With more than 384 threads ptxas applies the registers at entry to each wgmma, so that setmaxnreg cannot
@@ -156,6 +173,8 @@ def max_accumulators(schedule: Schedule, registers_per_sm: int) -> int:
     limit = consumer_registers(schedule, registers_per_sm) - REGISTER_OVERHEAD
     if schedule.split_k > 1 or schedule.workspace:
         limit -= EXCHANGE_OVERHEAD
+    if problem.epilogue != "none":
+        limit -= FUSED_OVERHEAD
     return min(limit, entry - 32) if schedule.threads > 384 else limit
 
 

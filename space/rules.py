@@ -30,6 +30,7 @@ MAX_CLUSTER = 16
 """CTAs of the largest cluster of Hopper, which a kernel must ask for beyond 8."""
 REDUCTIONS = ("cluster", "slots", "atomic")
 EVICT_FIRST = ("", "a", "b")
+RESIDUAL_BUFFERS = (0, 1, 2, 4)
 L2_PROMOTIONS = (0, 64, 128, 256)
 DEPENDENT_LAUNCH = {"none": ("",), "launch": ("", "wait"), "weights": ("", "wait", "weights")}
 """What each `Problem.overlap` allows: a kernel may run ahead only as far as its operands are ready."""
@@ -92,6 +93,7 @@ def _values(s: Schedule) -> Iterator[str]:
         ("reduction", REDUCTIONS),
         ("evict_first", EVICT_FIRST),
         ("l2_promotion", L2_PROMOTIONS),
+        ("residual_buffers", RESIDUAL_BUFFERS),
     ):
         if getattr(s, name) not in valid:
             yield f"{name} {getattr(s, name)}: valid are {_list(valid)}"
@@ -118,7 +120,7 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
     if (s.producer_regs, s.consumer_regs) not in splits:
         words = ", ".join(f"{p}-{c}" for p, c in splits)
         yield f"registers {s.producer_regs}-{s.consumer_regs} for {s.consumers} consumers: valid are {words}"
-    elif s.accumulators > (most := max_accumulators(s, device.registers_per_sm)):
+    elif s.accumulators > (most := max_accumulators(problem, s, device.registers_per_sm)):
         yield f"{s.accumulators} accumulator registers a thread: valid is at most {most} with this register split"
     if s.producer_regs == 24 and (extras := producer_extras(s)):
         yield f"24 registers for a producer with {' and '.join(extras)}: valid are 0 or 40, 24 would spill"
@@ -130,9 +132,18 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
             yield f"{s.ctas} CTAs: valid are multiples of the cluster size {s.cluster_size} up to {resident}"
     if s.k_zigzag and not s.persistent:
         yield "k_zigzag without persistence: valid is a persistent kernel"
+    if s.residual_buffers:
+        if not problem.fused.residual:
+            yield f"{s.residual_buffers} residual buffers without a residual: valid is 0"
+        if s.workspace:
+            yield f"{s.residual_buffers} residual buffers with a workspace: valid is 0"
+    elif problem.fused.residual and s.swap_ab:
+        yield "a residual read from device memory with swap_ab: valid are residual buffers, which transpose it"
     if s.swap_ab and s.store == "direct":
         yield "direct stores with swap_ab: valid is the store tma, which transposes"
     yield from _shared_k(problem, s, device)
+    if s.store == "direct" and problem.epilogue != "none":
+        yield f"direct stores with the epilogue {problem.epilogue}: valid is the store tma"
     if s.store == "direct":
         if (s.epilogue_n, s.epilogue_buffers) != (64, 2):
             yield "an epilogue chunk with direct stores: valid is the default 64x2, which they do not use"

@@ -77,6 +77,10 @@ class Schedule:
     l2_promotion: int = 256
     """Bytes that a load brings into L2 at least (tensor map; 0 for none)."""
 
+    residual_buffers: int = 0
+    """Chunks of a residual that loader warps bring to shared memory ahead of the epilogue, for each consumer
+    warpgroup; 0 has the consumers read it from device memory."""
+
     @property
     def threads(self) -> int:
         """Threads of a CTA: the producer warpgroup and the consumers."""
@@ -154,6 +158,8 @@ class Schedule:
             tokens.append(f"pdl-{self.dependent_launch}")
         if self.l2_promotion != 256:
             tokens.append(f"l2-{self.l2_promotion}")
+        if self.residual_buffers:
+            tokens.append(f"res{self.residual_buffers}")
         return "_".join(tokens)
 
     def __str__(self) -> str:
@@ -207,6 +213,7 @@ class Schedule:
             evict_first=g["evict_first"] or "",
             dependent_launch=g["dependent_launch"] or "",
             l2_promotion=int(g["l2_promotion"] or 256),
+            residual_buffers=int(g["residual_buffers"] or 0),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -221,9 +228,10 @@ class Schedule:
             BadInput: a field is unknown, has another type, or has no default and is missing.
         """
         try:
-            for name, value in obj.items():
-                if type(value) is not _TYPES[name]:
-                    raise TypeError(f"{name} is {value!r}, not of type {_TYPES[name].__name__}")
+            # All types at once: tables and journals hold many.
+            if [*map(type, obj.values())] != [*map(_TYPES.__getitem__, obj)]:
+                name, value = next(item for item in obj.items() if type(item[1]) is not _TYPES[item[0]])
+                raise TypeError(f"{name} is {value!r}, not of type {_TYPES[name].__name__}")
             return cls(**obj)
         except (KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"schedule object {obj!r} cannot be read: {error}") from error
@@ -248,4 +256,5 @@ _NAME = re.compile(
     r"_(?P<store>direct|tma(?P<epilogue_n>\d+)x(?P<epilogue_buffers>\d+))"
     r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d+))?(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic))?(_ef(?P<evict_first>[ab]))?"
     r"(_pdl-(?P<dependent_launch>wait|weights))?(_l2-(?P<l2_promotion>\d+))?"
+    r"(_res(?P<residual_buffers>\d+))?"
 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from journals import ENV, FIRST, FOURTH, SECOND, contents, measured
@@ -16,6 +17,8 @@ from tileseek.cost_model.analytic import estimate_us
 from tileseek.heuristics.journal import Journal, pack_journal, read_journal
 from tileseek.heuristics.table import build_table, load_table
 from tileseek.measure import gpus
+from tileseek.measure.policy import Policy
+from tileseek.measure.results import Candidate, Result
 from tileseek.space import H200, BadInput, Problem, Schedule, sample, violations
 
 from tileseek import cli
@@ -129,8 +132,84 @@ def test_doctor(run: Cli) -> None:
 def test_version_and_help(run: Cli) -> None:
     assert run("--version").out.startswith("tileseek ")
     assert all(
-        word in run("--help").out for word in ("tune", "query", "codegen", "bench", "export", "report", "doctor")
+        word in run("--help").out
+        for word in ("tune", "query", "codegen", "bench", "export", "report", "doctor", "speed")
     )
+
+
+class Instrument:
+    """A measurer whose results are made up; at the problem m = 13 somebody presses Ctrl-C, m = 64 is wrong."""
+
+    device = H200
+    env: ClassVar = {"gpu": "NVIDIA H200"}
+
+    def __init__(self, gpu: int) -> None:
+        pass
+
+    def __enter__(self) -> Instrument:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def measure(self, problem: Problem, candidates: list[Candidate], policy: Policy) -> list[Result]:
+        if problem.m == 13:
+            raise KeyboardInterrupt
+        schedule = candidates[0].schedule
+        if problem.m == 64:
+            return [Result(schedule, "correctness", "7 wrong elements")]
+        ratios = {"ratio_to_ref": 1.1, "ratio_to_best": 0.9, "ratio_cycles": 1.2, "ratio_cycles_best": 0.8}
+        ci95 = {name: (value - 0.01, value + 0.01) for name, value in ratios.items()}
+        times = {"times_us": (10.0,), "median_us": 10.0, "ref_us": 11.0, "best_us": 9.0}
+        return [Result(schedule, "correct", best="cublaslt1", clock_mhz=1500.0, ci95=ci95, **times, **ratios)]
+
+
+@pytest.fixture
+def bench(run: Cli, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Bench a suite of problems with these m."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setattr("tileseek.measure.supervisor.Measurer", Instrument)
+    monkeypatch.setattr("tileseek.commands.bench.hopper", lambda gpu: gpus.Gpu(gpu, "", "NVIDIA H200", "9.0", 132, 1))
+    monkeypatch.setattr("tileseek.commands.bench.require", lambda *_: None)
+
+    def bench(ms: list[int], *words: object) -> Run:
+        rows = [f"p{m},nt,bf16,{m},6144,4096\n" for m in ms]
+        (tmp_path / "suite.csv").write_text("name,layout,dtype,m,n,k\n" + "".join(rows))
+        return run("bench", tmp_path / "suite.csv", "--table", table, *words)
+
+    return bench
+
+
+def test_bench_prints_rows_and_means(bench: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "bench" / "suite.json"
+    done = bench([8192, 64, 1024], "--json", "--out", out)
+    assert done.code == 0
+    document = json.loads(done.out)
+    assert out.read_text() == done.out
+    assert set(document) == {"env", "policy", "command", "date", "rows", "geomean"}
+    large, wrong, middle = document["rows"]
+    assert (large["name"], large["ours_us"], large["ratio_cublaslt_best"]) == ("p8192", 10.0, 0.9)
+    assert large["ci95"]["ratio_cublas"] == pytest.approx([1.09, 1.11])
+    assert (wrong["correct"], wrong["status"], wrong["ours_us"]) == (False, "correctness", None)
+    assert set(wrong) == set(large) == set(middle)
+    assert document["geomean"] == pytest.approx({"ratio_cublas": 1.1, "ratio_cublaslt_best": 0.9})
+    assert "2 of 3 problems are not in the table" in done.err
+    lines = bench([8192, 64], "--least", 100).out.splitlines()
+    assert [line.split()[0] for line in lines] == ["problem", "p8192", "geometric"]
+
+
+def test_bench_keeps_its_rows_when_it_is_interrupted(bench: Cli, tmp_path: Path) -> None:
+    done = bench([8192, 13, 1024], "--out", tmp_path / "b.json")
+    assert done.code == 130
+    assert [row["name"] for row in json.loads((tmp_path / "b.json").read_text())["rows"]] == ["p8192"]
+    assert "stopped after 1 of 3 problems" in done.err
+
+
+def test_speed(run: Cli, table: Path) -> None:
+    facts = json.loads(run("speed", "--table", table, "--kernels", 2, "--workers", 1, "--json").out)
+    assert (facts["table_entries"], facts["kernels"], facts["compilers"]) == (1, 2, 1)
+    assert 0 < facts["seconds_per_kernel_median"] <= facts["seconds_per_kernel_max"]
+    assert facts["next_query_us"] > 0
 
 
 # Refusals
@@ -139,6 +218,16 @@ def test_version_and_help(run: Cli) -> None:
 def wrong_csv(folder: Path) -> str:
     (folder / "wrong.csv").write_text("name,m,n,k\na,1,8,8\n")
     return str(folder / "wrong.csv")
+
+
+def endless_cell(folder: Path) -> str:
+    (folder / "endless.csv").write_text("name,layout,dtype,m,n,k\n" + "a" * 200_000 + ",nt,bf16,8,8,8\n")
+    return str(folder / "endless.csv")
+
+
+def nested_table(folder: Path) -> str:
+    (folder / "nested.json").write_text("[" * 100_000)
+    return str(folder / "nested.json")
 
 
 def newer_table(folder: Path) -> str:
@@ -181,6 +270,8 @@ def a_file(folder: Path) -> str:
         (["query", "8", "8", "8", "--table", "none.json"], "cannot read the table none.json"),
         (["query", "8", "8", "8", "--table", newer_table], "has schema 99: valid is 1"),
         (["query", "8", "8", "8", "--table", broken_table], "is not JSON"),
+        (["query", "8", "8", "8", "--table", nested_table], "is not JSON"),
+        (["query", endless_cell], "field larger than field limit"),
         (["codegen", *SIZES, "--schedule", "fast"], "schedule is 'fast': valid is a name such as coop2_"),
         (["codegen", *SIZES, "--schedule", FIRST.name.replace("_s3_", "_s9_")], "bytes of shared memory: valid is"),
         (["codegen", *SIZES, "--sass", "--audit"], "--sass and --audit are both given"),
@@ -196,6 +287,9 @@ def a_file(folder: Path) -> str:
         (["tune", *SIZES, "--measurements", "many"], "'many' is not a whole number"),
         (["tune", *SIZES, "--seconds", "1h"], "'1h' is not a number"),
         (["bench", *SIZES, "--gpu", "one"], "'one' is not a whole number"),
+        (["bench", *SIZES, "--least", "9000"], "--least 9000 leaves none of 1 problems"),
+        (["speed", "--kernels", "-1"], "--kernels is -1"),
+        (["speed", "--kernels", "1", "--workers", "0"], "0 compile workers"),
         (["tune", *SIZES, "--replay", "none.jsonl"], "cannot read the journal none.jsonl"),
         (["tune", *SIZES, "--replay", "none.jsonl", "--gpu", "0"], "both given"),
     ],
@@ -248,6 +342,20 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -m tileseek codegen 64 64 64 --schedule {FOURTH.name} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd="/", check=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "words"),
+    [
+        (">&-", 0, ""),
+        (">/dev/null 2>&-", 0, ""),
+        ("> /dev/full", 2, "tileseek: cannot write the output: No space left on device\n"),
+    ],
+)
+def test_output_that_goes_nowhere(redirection: str, code: int, words: str) -> None:
+    command = f"{sys.executable} -m tileseek codegen 64 64 64 --schedule {FOURTH.name} {redirection}"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, cwd="/", check=False)
+    assert (done.returncode, done.stderr) == (code, words)
 
 
 # Runs

@@ -183,6 +183,7 @@ def test_damaged_entries_are_skipped_and_counted(tmp_path: Path) -> None:
         {**entries[0], "schedule": {**entries[0]["schedule"], "tile_q": 1}},
         {**entries[0], "problem": {**entries[0]["problem"], "m": 0}},
         {**entries[0], "alternates": None},
+        {**entries[0], "vs_cublas": "fast"},
     ]
     loaded = load_table(written(tmp_path / "t.json", table, entries=[*broken, *entries]))
     assert (loaded.entries, loaded.skipped) == (table.entries, len(broken))

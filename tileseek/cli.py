@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -45,6 +46,9 @@ def _options(
 
 def main() -> None:
     """The entry point. Exit codes: 0 done, 2 bad input, 130 interrupted; anything else is a bug and shows itself."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who called us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
     try:
         code = app(standalone_mode=False) or 0
         sys.stdout.flush()
@@ -53,8 +57,13 @@ def main() -> None:
         _refuse(str(error))
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_stdout()
+        _refuse(f"cannot write {error.filename or 'the output'}: {error.strerror}")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
@@ -62,6 +71,11 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         _refuse(error.format_message())
+
+
+def _drop_stdout() -> None:
+    """Let what is still buffered go nowhere: it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refuse(message: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING
 
 from .api import best_schedule
 from .codegen.plan import LaunchPlan, launch_plan
 from .measure.gpus import hopper
-from .space import BadInput, Problem
+from .space import ACTIVATIONS, BadInput, Problem, unsupported
 from .space.rules import TMA_ALIGNMENT
 
 if TYPE_CHECKING:
@@ -20,37 +21,87 @@ _BOUND = 1024
 """Bindings of kernels to addresses that are kept: torch hands out the same addresses again and again."""
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The product of `a` [M, K] and `b` [K, N] on a Hopper GPU, enqueued on the current stream.
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: str | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """activation(`a` x `b` + `bias`) + `residual` on a Hopper GPU, in one kernel on the current stream.
+
+    `a` is [M, K] and `b` is [K, N]. `bias` is [N], or [M, 1] to run along the rows; `activation` is one of
+    `space.ACTIVATIONS`; `residual` is a contiguous [M, N]. Sums are in float32 and rounded once.
 
     Layouts are read off the strides, as in torch: `matmul(x, weight.T)` for `x` [M, K] and `weight` [N, K], both
-    contiguous, is the layout `nt`. `out` [M, N] receives the result. The first call for a shape finds, compiles
-    and loads the kernel; later ones only launch. There is no backward pass.
+    contiguous, is the layout `nt`; either may be row-major or column-major. `out` [M, N] receives the result. The
+    first call for a shape finds, compiles and loads the kernel; later ones only launch, and CUDA graphs can capture
+    them. There is no backward pass.
 
     Raises:
         BadInput: the tensors, their layout or the GPU are not supported; the message says what is.
     """
     import torch
 
-    problem = _problem(a, b)
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        raise BadInput("a or b requires a gradient, which matmul does not compute: valid is torch.no_grad()")
+    extras = {"bias": bias, "residual": residual}
+    problem = _problem(a, b, _epilogue(a, b, bias, activation, residual))
+    inputs = [tensor for tensor in (a, b, bias, residual) if tensor is not None]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        raise BadInput("an input requires a gradient, which matmul does not compute: valid is torch.no_grad()")
     if out is None:
         out = torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
     elif (out.shape, out.dtype, out.device) != ((problem.m, problem.n), a.dtype, a.device) or not out.is_contiguous():
         raise BadInput(
             f"out is {_words(out)}: valid is a contiguous {problem.m} x {problem.n} of {a.dtype} on {a.device}"
         )
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        if tensor.data_ptr() % TMA_ALIGNMENT:
+    for name, tensor in (("a", a), ("b", b), *extras.items(), ("out", out)):
+        if tensor is not None and tensor.data_ptr() % TMA_ALIGNMENT:
             raise BadInput(f"{name} starts at {tensor.data_ptr():#x}: valid are multiples of {TMA_ALIGNMENT} bytes")
     with torch.cuda.device(a.device):
         stream = torch.cuda.current_stream().cuda_stream
-        _bound(problem, a.device.index, stream, a.data_ptr(), b.data_ptr(), out.data_ptr()).launch(stream)
+        given = [0 if tensor is None else tensor.data_ptr() for tensor in (bias, residual)]
+        addresses = (a.data_ptr(), b.data_ptr(), out.data_ptr(), *given)
+        if torch.cuda.is_current_stream_capturing():
+            _launch_into_graph(problem, a.device.index, stream, addresses)
+        else:
+            _bound(problem, a.device.index, stream, addresses).launch(stream)
     return out
 
 
-def _problem(a: torch.Tensor, b: torch.Tensor) -> Problem:
+def _epilogue(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    residual: torch.Tensor | None,
+) -> str:
+    """The word for what is fused, after checking the tensors that it reads."""
+    words = []
+    rows, columns = a.shape[0], b.shape[-1]
+    if bias is not None:
+        shapes = {(columns,): "bias", (rows, 1): "bias_m"}
+        if tuple(bias.shape) not in shapes or (bias.dtype, bias.device) != (a.dtype, a.device):
+            raise BadInput(f"bias is {_words(bias)}: valid is [{columns}] or [{rows}, 1] of {a.dtype} on {a.device}")
+        if not bias.is_contiguous():
+            raise BadInput(f"bias has strides {tuple(bias.stride())}: valid is a contiguous vector")
+        words.append(shapes[tuple(bias.shape)])
+    if activation is not None:
+        if activation not in ACTIVATIONS:
+            raise BadInput(f"activation is {activation!r}: valid are {', '.join(ACTIVATIONS)}")
+        words.append(activation)
+    if residual is not None:
+        wanted = ((rows, columns), a.dtype, a.device)
+        if (tuple(residual.shape), residual.dtype, residual.device) != wanted or not residual.is_contiguous():
+            raise BadInput(
+                f"residual is {_words(residual)}: valid is a contiguous {rows} x {columns} of {a.dtype} on {a.device}"
+            )
+        words.append("residual")
+    return "+".join(words) or "none"
+
+
+def _problem(a: torch.Tensor, b: torch.Tensor, epilogue: str) -> Problem:
     import torch
 
     dtypes = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -59,17 +110,24 @@ def _problem(a: torch.Tensor, b: torch.Tensor) -> Problem:
             raise BadInput(f"{name} is {_words(tensor)}: valid is a matrix of bfloat16 or float16 on a CUDA device")
     if (a.dtype, a.device, a.shape[1]) != (b.dtype, b.device, b.shape[0]):
         raise BadInput(f"a is {_words(a)} and b is {_words(b)}: valid are M x K and K x N of one dtype on one device")
+    sizes = (a.shape[0], b.shape[1], a.shape[1])
+    layouts = itertools.product(_letters("a", a, "nt"), _letters("b", b, "tn"))
+    found = [Problem(*sizes, dtypes[a.dtype], first + second, epilogue=epilogue) for first, second in layouts]
+    if len(found) == 1:
+        return found[0]
     # A matrix with one row or column is contiguous both ways: then the layout that has kernels is meant.
-    layout = _letter("a", a, "nt") + _letter("b", b, "tn")
-    return Problem(a.shape[0], b.shape[1], a.shape[1], dtypes[a.dtype], layout)
+    device = hopper(a.device.index).device
+    return next((problem for problem in found if not any(unsupported(problem, device))), found[0])
 
 
-def _letter(name: str, tensor: torch.Tensor, preferred: str) -> str:
+def _letters(name: str, tensor: torch.Tensor, preferred: str) -> list[str]:
+    """The letters of a layout that fit a tensor's strides, the preferred one first."""
     fits = {"n": tensor.is_contiguous(), "t": tensor.T.is_contiguous()}
-    for letter in preferred:
-        if fits[letter]:
-            return letter
-    raise BadInput(f"{name} has strides {tuple(tensor.stride())}: valid is a contiguous matrix or the transpose of one")
+    if not any(fits.values()):
+        raise BadInput(
+            f"{name} has strides {tuple(tensor.stride())}: valid is a contiguous matrix or the transpose of one"
+        )
+    return [letter for letter in preferred if fits[letter]]
 
 
 def _words(tensor: torch.Tensor) -> str:
@@ -77,27 +135,49 @@ def _words(tensor: torch.Tensor) -> str:
 
 
 @functools.lru_cache(maxsize=_BOUND)
-def _bound(problem: Problem, index: int, stream: int, a: int, b: int, d: int) -> BoundLaunch:
+def _bound(problem: Problem, index: int, stream: int, addresses: tuple[int, ...]) -> BoundLaunch:
     from .measure.driver import BoundLaunch
 
     kernel, plan = _kernel(problem, index)
-    return BoundLaunch(kernel, plan, a, b, d, _workspace(problem, index, stream).data_ptr())
+    a, b, d, bias, c = addresses
+    return BoundLaunch(kernel, plan, a, b, d, workspace=_workspace(problem, index, stream).data_ptr(), bias=bias, c=c)
+
+
+def _launch_into_graph(problem: Problem, index: int, stream: int, addresses: tuple[int, ...]) -> None:
+    """Launch while the stream is captured. The workspace is the graph's own, like every tensor made in a capture, and
+    made zero again by each replay."""
+    from .measure.driver import BoundLaunch
+
+    kernel, plan = _kernel(problem, index)
+    a, b, d, bias, c = addresses
+    workspace = _zeros(kernel, plan, index).data_ptr()
+    BoundLaunch(kernel, plan, a, b, d, workspace=workspace, bias=bias, c=c).launch(stream)
 
 
 @functools.cache
 def _workspace(problem: Problem, index: int, stream: int) -> torch.Tensor:
-    """Zeroed memory for the parts of tiles, one for each stream: launches of one stream run after each other."""
+    """The memory in which parts of tiles meet, one for each stream: launches of one stream run after each other."""
+    return _zeros(*_kernel(problem, index), index)
+
+
+def _zeros(kernel: Kernel, plan: LaunchPlan, index: int) -> torch.Tensor:
+    """A new workspace; never empty, so that it has an address."""
     import torch
 
-    kernel, plan = _kernel(problem, index)
     return torch.zeros(max(1, kernel.workspace_bytes(plan)), dtype=torch.uint8, device=f"cuda:{index}")
 
 
 @functools.cache
 def _kernel(problem: Problem, index: int) -> tuple[Kernel, LaunchPlan]:
+    import torch
+
     from .codegen.compiler import compile_kernel
     from .measure.driver import Kernel
 
+    if torch.cuda.is_current_stream_capturing():
+        raise BadInput(
+            f"{problem.key} is new while a CUDA graph is captured: valid is a call before, to load its kernel"
+        )
     gpu = hopper(index)
     schedule = best_schedule(problem, device=gpu.device).schedule
     compiled = compile_kernel(problem, schedule)

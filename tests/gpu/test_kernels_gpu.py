@@ -27,6 +27,18 @@ PROBLEMS = [
     Problem(304, 264, 20000, layout="tn"),
     Problem(4999, 72, 64),
     Problem(128, 1280, 8192, overlap="weights"),
+    *(
+        Problem(520, 776, 1032, dtype=dtype, layout=layout, epilogue=epilogue)
+        for dtype, layout, epilogue in (
+            ("bf16", "nt", "bias+relu+residual"),
+            ("bf16", "nt", "bias_m+gelu"),
+            ("fp16", "nn", "bias+silu+residual"),
+            ("bf16", "tt", "gelu_tanh+residual"),
+            ("fp16", "nt", "bias+gelu_tanh"),
+            ("bf16", "tn", "bias_m+relu+residual"),
+        )
+    ),
+    Problem(17, 2112, 7168, epilogue="bias+gelu+residual"),
 ]
 
 

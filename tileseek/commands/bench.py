@@ -39,9 +39,7 @@ def command(
     layout: Layout = None,
     epilogue: Epilogue = None,
     overlap: Overlap = None,
-    least: Annotated[
-        int, typer.Option(parser=whole_number, help="Leave out problems whose m, n or k is smaller.")
-    ] = 1,
+    least: Annotated[int, typer.Option(parser=whole_number, help="Leave out problems whose m, n or k is smaller.")] = 1,
     schedule: Annotated[
         str | None, typer.Option(help="Name of a schedule, for one problem (default: the best known).")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import subprocess
@@ -28,7 +29,7 @@ PROBLEM = Problem(4096, 4096, 4096)
 
 def command(
     kernels: Annotated[
-        int, typer.Option(parser=whole_number, help="Compile that many random kernels, into no cache.")
+        int, typer.Option(parser=whole_number, help="Compile that many random kernels, without the cache.")
     ] = 0,
     workers: Annotated[
         int | None, typer.Option(parser=whole_number, help="Most compilers at once (default: one for each core).")
@@ -98,22 +99,21 @@ def _compile(count: int, workers: int | None, seed: int) -> dict[str, Any]:
     drawn: dict[Any, None] = {}
     while len(drawn) < count:
         drawn[sample(PROBLEM, H200, rng).kernel] = None
-    with tempfile.TemporaryDirectory() as folder, progress("compiling", count) as advance:
-        with CompilePool(workers, cache=Cache(Path(folder))) as pool:
-            done: list[str] = []
-
-            def note(index: int, kernel: Any) -> None:
-                done.append(kernel.status)
-                advance("compiling", len(done))
-
-            pairs = [(PROBLEM, schedule) for schedule in drawn]
-            start = time.perf_counter()
-            found = pool.compile_many(pairs, note)
-            seconds = time.perf_counter() - start
+    done = itertools.count(1)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        CompilePool(workers, cache=Cache(Path(folder))) as pool,
+        progress("compiling", count) as advance,
+    ):
+        start = time.perf_counter()
+        found = pool.compile_many(
+            [(PROBLEM, schedule) for schedule in drawn], lambda _, kernel: advance("compiling", next(done))
+        )
+        seconds = time.perf_counter() - start
     each = sorted(kernel.seconds for kernel in found)
     return {
         "kernels": count,
-        "kernels_accepted": done.count("ok"),
+        "kernels_accepted": sum(kernel.status == "ok" for kernel in found),
         "compilers": min(pool.size, count),
         "kernels_per_s": count / seconds,
         "seconds_per_kernel_median": statistics.median(each),

@@ -1,0 +1,38 @@
+"""How the epilogue cuts a warpgroup's tile: what one chunk of shared memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..space import Schedule, store_pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one chunk of the epilogue stores: `width` columns of one 64-row block of a warpgroup."""
+
+    block: int
+    column: int
+    width: int
+    owner: int
+    """The CTA of the split that adds the parts of the piece and stores it."""
+    turn: int
+    """How many pieces its owner has stored before it."""
+
+    def place(self, s: Schedule) -> str:
+        """The TMA coordinates of the piece in D, as CUDA expressions of `row` and `column`."""
+        row = "row" if self.block == 0 else f"row + {64 * self.block}"
+        column = "column" if self.column == 0 else f"column + {self.column}"
+        return f"{row}, {column}" if s.swap_ab else f"{column}, {row}"
+
+
+def pieces(s: Schedule) -> Iterator[Piece]:
+    """The pieces of a warpgroup's tile in the order of storing, dealt to the CTAs that share K in turn."""
+    owners = s.split_k if s.split_cluster else 1
+    order = 0
+    for block in range(s.m64_per_warpgroup):
+        for column, width in store_pieces(s.tile_n, s.epilogue_n):
+            yield Piece(block, column, width, order % owners, order // owners)
+            order += 1
+
