@@ -243,6 +243,12 @@ __device__ __forceinline__ void add_residual(float (&d)[COUNT], u32 chunk, int t
 }"""
 
 _RESIDUAL_GLOBAL = """\
+// Volatile, so that the loads of later pieces are not brought forward: they would not find registers.
+__device__ __forceinline__ u32 load_pair(const unsigned short* source) {
+  u32 two;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(two) : "l"(source) : "memory");
+  return two;
+}
 // Adds a piece of the residual from device memory.
 template <int COLUMN, int WIDTH, int COUNT>
 __device__ __forceinline__ void add_residual(float (&d)[COUNT], const unsigned short* c, long long pitch, int row,
@@ -256,7 +262,7 @@ __device__ __forceinline__ void add_residual(float (&d)[COUNT], const unsigned s
     #pragma unroll
     for (int unit = 0; unit < WIDTH / 8; ++unit) {
       if (pair + 8 * unit >= n) continue;
-      const u32 two = *(const u32*)(c + at * pitch + pair + 8 * unit);
+      const u32 two = load_pair(c + at * pitch + pair + 8 * unit);
       const int j = (COLUMN / 8 + unit) * 4 + 2 * half;
       d[j] += widen(two & 0xFFFF);
       d[j + 1] += widen(two >> 16);

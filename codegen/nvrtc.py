@@ -75,7 +75,7 @@ def _nvrtc() -> Any:
 
         nvrtc.nvrtcVersion()  # loads the library
     except (ImportError, RuntimeError) as error:
-        raise BadInput(f"NVRTC cannot be loaded ({error}): valid is an installation with the `tune` extra") from error
+        raise BadInput(f"NVRTC cannot be loaded ({error}): valid is an installation of tileseek[search]") from error
     return nvrtc
 
 

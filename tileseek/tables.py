@@ -20,7 +20,7 @@ def make_table(contents: JournalContents, device: Device) -> Table:
         from .cost_model.regret import held_out_regret
     except ImportError as error:
         raise BadInput(
-            f"making a table needs {error.name}: valid is an installation with the `search` extra"
+            f"making a table needs {error.name}: valid is an installation of tileseek[search]"
         ) from error
 
     measures = current_measures(contents, device)

@@ -14,7 +14,7 @@ from .inputs import AsJson
 from .output import print_json, print_table
 
 _SEARCH = ("cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-nvdisasm", "numpy", "optuna", "scikit-learn")
-_MEASURE = ("torch", "nvidia-ml-py")
+_MEASURE = ("torch",)
 
 
 def command(as_json: AsJson = False) -> None:

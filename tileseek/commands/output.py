@@ -46,7 +46,9 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 1000
-    console.print(table)
+    with console.capture() as capture:
+        console.print(table)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
 def check_writable(path: Path) -> None:
