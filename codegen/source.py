@@ -16,7 +16,7 @@ from .consumer import consumer
 from .plan import store_widths
 from .producer import load_flags, producer
 
-GENERATOR_VERSION = "1"
+GENERATOR_VERSION = "2"
 """Raised when generated code changes in a way that can change a time: older measurements are then stale."""
 
 ENTRY = "tileseek_matmul"

@@ -10,7 +10,7 @@ import sys
 import typer
 
 from . import __version__
-from .commands import bench, codegen, doctor, export, query, report, speed, tune
+from .commands import bench, codegen, dataset, doctor, export, query, report, speed, tune
 from .space import BadInput
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command("tune", context_settings=_NUMBERS)(tune.command)
 app.command("query", context_settings=_NUMBERS)(query.command)
 app.command("codegen", context_settings=_NUMBERS)(codegen.command)
 app.command("bench", context_settings=_NUMBERS)(bench.command)
+app.command("dataset", context_settings=_NUMBERS)(dataset.command)
 app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("doctor")(doctor.command)

@@ -19,9 +19,7 @@ def make_table(contents: JournalContents, device: Device) -> Table:
         from .cost_model.ranker import train
         from .cost_model.regret import held_out_regret
     except ImportError as error:
-        raise BadInput(
-            f"making a table needs {error.name}: valid is an installation of tileseek[search]"
-        ) from error
+        raise BadInput(f"making a table needs {error.name}: valid is an installation of tileseek[search]") from error
 
     measures = current_measures(contents, device)
     predictor: dict[str, Any] | None = None

@@ -78,7 +78,7 @@ def command(
 
 
 @dataclass(frozen=True, slots=True)
-class _World:
+class World:
     """Who measures, which problems, and what is known before."""
 
     runner: Runner
@@ -88,7 +88,7 @@ class _World:
 
 
 @contextlib.contextmanager
-def _world(named: Sequence[NamedProblem], gpu: int | None, replay: Path | None, journal: Path) -> Iterator[_World]:
+def _world(named: Sequence[NamedProblem], gpu: int | None, replay: Path | None, journal: Path) -> Iterator[World]:
     if replay is None and gpu is None and not any(found.cc == HOPPER for found in gpus()[:1]):
         seen = ", ".join(found.name for found in gpus()) or "no GPU"
         replay = journal_path(H200)
@@ -98,11 +98,11 @@ def _world(named: Sequence[NamedProblem], gpu: int | None, replay: Path | None, 
             raise BadInput(f"--gpu {gpu} and --replay are both given: valid is one of them")
         yield _replayed(named, replay, journal)
         return
-    with _live(named, gpu or 0, journal) as world:
+    with live(named, gpu or 0, journal) as world:
         yield world
 
 
-def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path) -> _World:
+def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path) -> World:
     from ..search.runner import ReplayRunner
 
     everything = read_journal(path)
@@ -113,11 +113,12 @@ def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path) -> _Worl
     measured = {measure.problem for measure in recorded.measures}
     kept = _keep(named, lambda problem: "" if problem in measured else "it is not in the journal")
     notes.print(f"{len(recorded.measures)} measurements of {len(measured)} problems on {device.name}")
-    return _World(ReplayRunner(recorded, device), kept, _history(journal), {})
+    return World(ReplayRunner(recorded, device), kept, _history(journal), {})
 
 
 @contextlib.contextmanager
-def _live(named: Sequence[NamedProblem], gpu: int, journal: Path) -> Iterator[_World]:
+def live(named: Sequence[NamedProblem], gpu: int, journal: Path) -> Iterator[World]:
+    """A Hopper GPU to measure on, and what `journal` and the bundled journal know of the problems."""
     device = hopper(gpu).device
     require("tune", "torch", "cuda.bindings")
     from ..codegen import CompilePool
@@ -132,7 +133,7 @@ def _live(named: Sequence[NamedProblem], gpu: int, journal: Path) -> Iterator[_W
         history.measures += [replace(m, env="") for m in read_journal(journal_path(device)).measures]
         incumbents = {problem: entry.schedule for problem, entry in load_table(device=device).by_problem.items()}
     with CompilePool() as pool, Measurer(gpu) as measurer, LiveRunner(pool, measurer) as runner:
-        yield _World(runner, kept, history, incumbents)
+        yield World(runner, kept, history, incumbents)
 
 
 def _history(journal: Path) -> JournalContents:
@@ -174,7 +175,7 @@ def _keep(named: Sequence[NamedProblem], obstacle: Callable[[Problem], str]) -> 
     return kept
 
 
-def _search(world: _World, budget: Any, journal: Journal, seed: int) -> tuple[Summary | None, Exception | None]:
+def _search(world: World, budget: Any, journal: Journal, seed: int) -> tuple[Summary | None, Exception | None]:
     """The summary, or the failure that ended the run: what was measured until then is in the journal."""
     from ..measure.supervisor import MeasureError
     from ..search.tuner import Options, Progress, tune
@@ -201,7 +202,7 @@ def _search(world: _World, budget: Any, journal: Journal, seed: int) -> tuple[Su
     return summary, None
 
 
-def _write(folder: Path, world: _World) -> None:
+def _write(folder: Path, world: World) -> None:
     contents = read_journal(folder / JOURNAL)
     if not any(measure.status == "correct" for measure in contents.measures):
         return
@@ -210,7 +211,7 @@ def _write(folder: Path, world: _World) -> None:
     write_text(folder / "report.md", report(contents, table, world.named))
 
 
-def _tell(world: _World, summary: Summary | None, folder: Path) -> None:
+def _tell(world: World, summary: Summary | None, folder: Path) -> None:
     if summary is None:
         return
     names = {each.problem: each.name for each in world.named}

@@ -1,0 +1,60 @@
+"""`tileseek dataset`: measure schedules broadly, not only the best: what models and replayed searches learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..heuristics.journal import Journal
+from ..space import BadInput
+from .inputs import Dtype, Epilogue, Layout, Overlap, ProblemWords, number, read_problems, whole_number
+from .output import notes, progress
+from .tune import JOURNAL, live
+
+
+def command(
+    problems: ProblemWords,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    epilogue: Epilogue = None,
+    overlap: Overlap = None,
+    per_problem: Annotated[int, typer.Option(parser=whole_number, help="Schedules of each problem.")] = 300,
+    seconds: Annotated[float | None, typer.Option(parser=number, help="Stop after that long (default: never).")] = None,
+    out: Annotated[Path, typer.Option(help="Run folder, which gets the journal.")] = Path("runs/dataset"),
+    seed: Annotated[int, typer.Option(parser=whole_number, help="Seed of the random schedules.")] = 0,
+    gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
+) -> None:
+    """Measure the model's favourites, random schedules of the whole space, and neighbours of the best.
+
+    An interrupted run goes on from its journal when the same command is given again.
+    """
+    named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
+    if per_problem < 1:
+        raise BadInput(f"--per-problem is {per_problem}: valid is 1 or more")
+    journal_file = out / JOURNAL
+    with live(named, gpu, journal_file) as world, Journal(journal_file) as journal:
+        from ..search.survey import survey
+        from ..search.tuner import Progress
+
+        with progress("measuring", per_problem * len(world.named)) as bar:
+
+            def show(at: Progress) -> None:
+                bar(at.phase, at.measured)
+                if seconds is not None and at.elapsed_s > seconds:
+                    raise KeyboardInterrupt
+
+            summary = survey(
+                [each.problem for each in world.named],
+                world.runner,
+                per_problem,
+                journal=journal,
+                history=world.history,
+                seed=seed,
+                progress=show,
+            )
+    print(f"{summary.known + summary.measured} schedules of {len(world.named)} problems in {journal_file}")
+    if summary.interrupted:
+        notes.print("interrupted; the same command goes on from the journal")
+        raise typer.Exit(130)
