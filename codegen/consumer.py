@@ -58,6 +58,8 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
         ]
     if s.split_cluster:
         lines.append("  const u32 received = smem + SMEM_EXCHANGE + consumer * EXCHANGE_SLOTS * SLOT;")
+    if s.dependent_launch and problem.fused.bias:
+        lines.append("  wait_for_dependencies();  // the bias is read before the operands arrive")
     if fusion.bias_axis(problem, s) == "column":
         lines.append("  float* const bias_row = (float*)(shared + SMEM_BIAS) + consumer * TILE_N;")
     if s.residual_buffers:

@@ -35,4 +35,3 @@ def pieces(s: Schedule) -> Iterator[Piece]:
         for column, width in store_pieces(s.tile_n, s.epilogue_n):
             yield Piece(block, column, width, order % owners, order // owners)
             order += 1
-

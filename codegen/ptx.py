@@ -246,7 +246,7 @@ def wgmma_function(n: int, dtype: str, a_k_major: bool, b_k_major: bool) -> str:
     """`wgmma`: one m64n{n}k16 instruction, both operands in shared memory, fp32 accumulators."""
     count = n // 2
     kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
-    registers = _wrap([f"%{i}" for i in range(count)], "               \"", "\"\n", ", ")
+    registers = _wrap([f"%{i}" for i in range(count)], '               "', '"\n', ", ")
     bindings = _wrap([f'"+f"(d[{i}])' for i in range(count)], "                 ", "\n", ", ", 6)
     return f"""\
 // d (+)= A[64, 16] x B[{n}, 16]^T; overwrites d when `accumulate` is 0.

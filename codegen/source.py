@@ -185,6 +185,7 @@ struct Ring {
   }
 };"""
 
+
 def _kernel(problem: Problem, s: Schedule) -> str:
     maps = ["map_a", "map_b"]
     if s.store == "tma":
@@ -197,7 +198,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         "  constexpr int cluster_row = 0, cluster_column = 0;",
         "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",
     ]
-    share = ["  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
+    share = ["  const int k_blocks = (k - 1) / TILE_K + 1;"]
     ready: list[str] = []
     leave = ""
     barriers: list[str] = []
@@ -217,7 +218,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
             "  const int first_tile = blockIdx.x / SPLIT_K, tile_step = gridDim.x / SPLIT_K;",
         ]
         share = [
-            "  const int all_blocks = (k + TILE_K - 1) / TILE_K;",
+            "  const int all_blocks = (k - 1) / TILE_K + 1;",
             "  const int first_block = all_blocks * rank / SPLIT_K;",
             "  const int k_blocks = all_blocks * (rank + 1) / SPLIT_K - first_block;",
         ]
@@ -231,7 +232,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         ]
     if s.workspace:
         arguments.append("u32* workspace")
-        share = ["  const int all_blocks = (k + TILE_K - 1) / TILE_K;"]
+        share = ["  const int all_blocks = (k - 1) / TILE_K + 1;"]
     if problem.fused.bias:
         arguments.append("const unsigned short* __restrict__ bias")
     if problem.fused.residual and not s.residual_buffers:
@@ -248,7 +249,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     lines = "\n".join
     return f"""\
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-{ENTRY}({(',' + chr(10) + ' ' * (len(ENTRY) + 1)).join(arguments)}) {{
+{ENTRY}({("," + chr(10) + " " * (len(ENTRY) + 1)).join(arguments)}) {{
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 smem = shared_address(shared);
   const u32 full = smem + SMEM_FULL, empty = smem + SMEM_EMPTY;
@@ -256,8 +257,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int warpgroup = warp / 4;
 {lines(identity)}
-  const Walk walk{{{', '.join(walk.FIELDS[:5])},
-                  {', '.join(walk.FIELDS[5:])}}};
+  const Walk walk{{{", ".join(walk.FIELDS[:5])},
+                  {", ".join(walk.FIELDS[5:])}}};
   const int tiles = tiles_m * tiles_n;
 {lines(share)}
 
@@ -271,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }}
 {lines([*barriers, "    mbarrier_init_fence();", "    __syncwarp();"])}
   }}
-{lines([*ready, ''])}
+{lines([*ready, ""])}
 {producer(problem, s, leave)}
 
 {consumer(problem, s, leave if s.multicast else "")}

@@ -7,8 +7,6 @@ from .enumeration import (
     KERNEL_DIMENSIONS,
     domain,
     enumerate_schedules,
-    kernels,
-    launches,
     nearest,
     neighbours,
     sample,
@@ -19,7 +17,7 @@ from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Proble
 from .resources import SharedMemory, shared_memory, store_pieces
 from .rules import ctas_per_sm, unsupported, violations
 from .schedule import COOPERATIVE, LAUNCH_FIELDS, PINGPONG, Schedule
-from .tiles import TileGrid, ceil_div, kernel_extents, tile_grid, tile_position, waves
+from .tiles import TileGrid, ceil_div, kernel_extents, tile_grid, tile_position
 
 __all__ = [
     "ACTIVATIONS",
@@ -50,8 +48,6 @@ __all__ = [
     "enumerate_schedules",
     "find_device",
     "kernel_extents",
-    "kernels",
-    "launches",
     "nearest",
     "neighbours",
     "read_suite",
@@ -62,5 +58,4 @@ __all__ = [
     "tile_position",
     "unsupported",
     "violations",
-    "waves",
 ]

@@ -305,17 +305,6 @@ def enumerate_schedules(
     return walk(start or _START, 0)
 
 
-@functools.lru_cache(maxsize=8)
-def kernels(problem: Problem, device: Device) -> tuple[Schedule, ...]:
-    """Every kernel that can run `problem`, its launch dimensions at their defaults."""
-    return tuple(s.kernel for s in enumerate_schedules(problem, device, names=KERNEL_DIMENSIONS))
-
-
-def launches(kernel: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Every way to launch `kernel` on `problem`: none of these compiles anything new."""
-    return enumerate_schedules(problem, device, kernel, LAUNCH_FIELDS)
-
-
 def sample(problem: Problem, device: Device, rng: random.Random) -> Schedule:
     """A random valid schedule: each dimension drawn evenly from its valid values."""
     schedule = _START

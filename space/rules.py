@@ -13,6 +13,9 @@ from .tiles import tile_grid
 TMA_ALIGNMENT = 16
 """Row pitches of a tensor map are multiples of this many bytes (cuda.h, cuTensorMapEncodeTiled)."""
 
+LARGEST_EXTENT = 2**31 - 4096
+"""Largest m, n or k of a kernel: the last cluster of tiles must still have 32-bit coordinates where it ends."""
+
 CONSUMERS = {COOPERATIVE: (1, 2, 3), PINGPONG: (2,)}
 TILE_M = (64, 128, 192, 256)
 TILE_N = tuple(range(8, 257, 8))
@@ -58,6 +61,9 @@ def unsupported(problem: Problem, device: Device) -> Iterator[str]:
         yield f"batch {problem.batch} has no kernel yet: valid is 1"
     if problem.out_dtype != problem.dtype:
         yield f"out_dtype {problem.out_dtype} has no kernel yet for {problem.dtype} operands: valid is {problem.dtype}"
+    for axis in ("m", "n", "k"):
+        if (extent := getattr(problem, axis)) > LARGEST_EXTENT:
+            yield f"{axis} = {extent} is beyond 32-bit coordinates: valid is at most {LARGEST_EXTENT}"
     element = DTYPE_BYTES[problem.dtype]
     for matrix, axis, size in (
         ("A", problem.a_major, element),

@@ -241,9 +241,7 @@ LAUNCH_FIELDS = ("persistent", "ctas", "raster", "swizzle", "serpentine", "k_zig
 """Fields that are run-time arguments of the kernel, of its launch or of its tensor maps: changing them compiles
 nothing."""
 
-_EXAMPLE = Schedule(
-    COOPERATIVE, 2, 128, 256, 64, 4, cluster_m=2, swizzle=8, producer_regs=40, consumer_regs=232
-)
+_EXAMPLE = Schedule(COOPERATIVE, 2, 128, 256, 64, 4, cluster_m=2, swizzle=8, producer_regs=40, consumer_regs=232)
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Schedule)}
 _TYPES = {name: type(value) for name, value in asdict(_EXAMPLE).items()}
 _NAME = re.compile(

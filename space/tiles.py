@@ -76,8 +76,3 @@ def tile_position(
     if serpentine and band % 2:
         slow = slow_tiles - 1 - slow
     return (fast, slow) if raster == "m" else (slow, fast)
-
-
-def waves(grid: TileGrid, resident_ctas: int) -> float:
-    """Tiles over the CTAs that run at once; the fraction above a whole number is the tail."""
-    return grid.ctas / resident_ctas

@@ -363,7 +363,7 @@ def test_optional_columns(tmp_path: Path) -> None:
 
 def test_bundled_suites() -> None:
     assert suite_names() == ["decode", "decode_overlap", "headline", "headline_nt", "llm", "nvfuser_sample"]
-    assert [len(suite(name)) for name in suite_names()] == [25, 139, 300]
+    assert [len(suite(name)) for name in suite_names()] == [52, 16, 25, 22, 139, 300]
     with pytest.raises(BadInput, match="decode, decode_overlap, headline, headline_nt, llm, nvfuser_sample"):
         suite("../headline")
 
