@@ -26,7 +26,6 @@ from tileseek.space import (
     domain,
     enumerate_schedules,
     find_device,
-    launches,
     nearest,
     neighbours,
     read_suite,
@@ -213,7 +212,7 @@ def test_enumeration_is_valid_and_without_repeats(problem: Problem) -> None:
     assert len(set(found)) == len(found) > 100
     for schedule in found:
         assert violations(problem, schedule, H200) == []
-    ways = list(launches(GOOD.kernel, problem, H200))
+    ways = list(enumerate_schedules(problem, H200, GOOD.kernel, LAUNCH_FIELDS))
     assert len(set(ways)) == len(ways)
     assert {way.kernel for way in ways} == {GOOD.kernel}
 
