@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..space import PINGPONG, Problem, Schedule
 from ..space.resources import OperandTile, operand_tiles
 from . import epilogue, fusion
+from .plan import FLAG_ALIGNMENT
 from .producer import ready_barrier
 from .walk import loop
 
@@ -53,7 +54,9 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
         lines += [
             "  // Counters of arrivals, one for each warpgroup of each tile, then the slots of partial tiles.",
             "  const long long cta_tiles = (long long)tiles * CLUSTER_M * CLUSTER_N;",
-            "  float4* const slots = (float4*)((char*)workspace + (cta_tiles * CONSUMERS * 4 + 127) / 128 * 128);",
+            f"  constexpr int ALIGNMENT = {FLAG_ALIGNMENT};  // of the slots",
+            "  const long long flags = (cta_tiles * CONSUMERS * 4 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;",
+            "  float4* const slots = (float4*)((char*)workspace + flags);",
             "  const u32 vote = smem + SMEM_VOTES + 4 * consumer;",
         ]
     if s.split_cluster:

@@ -27,7 +27,7 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     if s.split_cluster:
         parts.append(_EXCHANGE)
     if s.workspace:
-        parts.append(_ADD_ATOMIC if s.reduction == "atomic" else _ADD_SLOTS)
+        parts += [_LAST_TO_ARRIVE, _ADD_ATOMIC if s.reduction == "atomic" else _ADD_SLOTS]
     if s.store == "tma":
         parts += [_PIECE_ADDRESS_TRANSPOSED if s.swap_ab else _PIECE_ADDRESS, _STAGE_PIECE]
     else:
@@ -41,7 +41,7 @@ def call(problem: Problem, s: Schedule) -> list[str]:
         return _write(problem, s)
     return [
         "const int cta = cluster_column * CLUSTER_M + cluster_row;",
-        "u32* const counter = workspace + (tile * CLUSTER_M * CLUSTER_N + cta) * CONSUMERS + consumer;",
+        "u32* const counter = workspace + ((long long)tile * CLUSTER_M * CLUSTER_N + cta) * CONSUMERS + consumer;",
         "const bool complete = unit_work.parts == 1 ||",
         "    add_parts(accumulators, unit_work, slots, cta, counter, vote, consumer, thread);",
         "if (complete) {",
@@ -169,6 +169,23 @@ __device__ __forceinline__ void add_pieces(float (&d)[COUNT], u32 slots, int thr
   }
 }"""
 
+_LAST_TO_ARRIVE = """\
+// Whether this warpgroup is the last of `parts` to come here; it then sees what the others have written. The counter is
+// zero again afterwards.
+__device__ __forceinline__ bool last_to_arrive(u32* counter, int parts, u32 vote, int consumer, int thread) {
+  device_fence();
+  named_sync(1 + consumer, 128);
+  if (thread == 0) {
+    const bool last = arrive_global(counter) == parts - 1;
+    if (last) *counter = 0;
+    store_word(vote, last);
+  }
+  named_sync(1 + consumer, 128);
+  const bool last = load_word(vote) != 0;
+  if (last) device_fence();
+  return last;
+}"""
+
 _ADD_SLOTS = """\
 // Keeps this part of a tile in its slot. The last part to arrive adds all of them, always in the same order; returns
 // whether this is it. Every counter is zero again afterwards.
@@ -185,16 +202,7 @@ __device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& wo
     for (int j = 0; j < COUNT; j += 4)
       part[(i * COUNT + j) / 4 * 128] = float4{d[i][j], d[i][j + 1], d[i][j + 2], d[i][j + 3]};
   }
-  device_fence();
-  named_sync(1 + consumer, 128);
-  if (thread == 0) {
-    const bool last = arrive_global(counter) == work.parts - 1;
-    if (last) *counter = 0;
-    store_word(vote, last);
-  }
-  named_sync(1 + consumer, 128);
-  if (!load_word(vote)) return false;
-  device_fence();
+  if (!last_to_arrive(counter, work.parts, vote, consumer, thread)) return false;
   const float4* source = mine + step * work.slot;
   #pragma unroll
   for (int i = 0; i < M64; ++i) {
@@ -241,16 +249,7 @@ __device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& wo
     for (int j = 0; j < COUNT; j += 4)
       add_global(sum + (i * COUNT + j) / 4 * 128, float4{d[i][j], d[i][j + 1], d[i][j + 2], d[i][j + 3]});
   }
-  device_fence();
-  named_sync(1 + consumer, 128);
-  if (thread == 0) {
-    const bool last = arrive_global(counter) == work.parts - 1;
-    if (last) *counter = 0;
-    store_word(vote, last);
-  }
-  named_sync(1 + consumer, 128);
-  if (!load_word(vote)) return false;
-  device_fence();
+  if (!last_to_arrive(counter, work.parts, vote, consumer, thread)) return false;
   #pragma unroll
   for (int i = 0; i < M64; ++i) {
     #pragma unroll

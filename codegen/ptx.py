@@ -94,7 +94,7 @@ __device__ __forceinline__ void store_peer(u32 target, float4 v, u32 barrier) {
 __device__ __forceinline__ float4 load_shared(u32 source) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(source));
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(source) : "memory");
   return v;
 }""",
     "tensor_map_prefetch": """\
@@ -122,7 +122,7 @@ __device__ __forceinline__ u32 load_word(u32 address) {
 __device__ __forceinline__ float4 load_global(const float4* source) {
   float4 v;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(source));
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(source) : "memory");
   return v;
 }""",
     "add_global": """\

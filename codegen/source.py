@@ -62,7 +62,7 @@ def _title(problem: Problem, s: Schedule) -> str:
 //
 // {product}.
 // {problem.dtype} operands and result, fp32 accumulation, all row-major.
-// One producer warpgroup, whose first thread feeds a ring of {s.stages} stages by TMA,
+// One producer warpgroup, of which one thread feeds a ring of {s.stages} stages by TMA,
 // and {roles}."""
 
 

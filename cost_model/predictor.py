@@ -51,8 +51,10 @@ class Predictor:
                 (float(member["first"]), tuple(tuple(_node(node) for node in tree) for tree in member["trees"]))
                 for member in obj["members"]
             )
+            if not members:
+                raise BadInput("predictor has no members: valid is one or more")
             return cls(members, float(obj["bias"]), Constants(**obj["constants"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if isinstance(error, BadInput):
                 raise
             raise BadInput(f"predictor cannot be read: {error!r}") from error

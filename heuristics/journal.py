@@ -199,7 +199,7 @@ def _take(line: bytes, contents: JournalContents) -> bool:
             contents.compiles.append(measure_from_json(obj))
         else:
             return False
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return False
     return True
 

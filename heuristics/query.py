@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..cost_model.analytic import estimate_us
-from ..space import BadInput, Device, Problem, Schedule, ctas_per_sm, unsupported, violations
+from ..space import BadInput, Device, Problem, Schedule, unsupported, violations
 from .table import Table
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Choice:
         from ..codegen.plan import launch_plan
 
         plan = launch_plan(self.problem, self.schedule)
-        resident = self.device.sm_count * ctas_per_sm(self.problem, self.schedule, self.device)
+        resident = self.device.sm_count
         grid = plan.grid(resident // plan.cluster)
         return Launch(grid, plan.block, plan.cluster, plan.smem_bytes, plan.workspace_bytes(grid))
 

@@ -104,7 +104,7 @@ class Entry:
             problem=Problem.from_json(obj["problem"]),
             schedule=Schedule.from_json(obj["schedule"]),
             median_us=_time(obj["median_us"]),
-            noise=float(obj["noise"]),
+            noise=_finite(obj["noise"]),
             vs_cublas=_ratio(obj["vs_cublas"]),
             vs_cublaslt_best=_ratio(obj["vs_cublaslt_best"]),
             alternates=tuple(Timed.from_json(alternate) for alternate in obj["alternates"]),
@@ -288,7 +288,7 @@ def load_table(path: str | Path) -> Table:
         for item in obj["entries"]:
             try:
                 entries.append(Entry.from_json(item))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 skipped += 1
         entries.sort(key=lambda entry: entry.problem)
         return Table(
@@ -383,6 +383,14 @@ def is_final(measure: Measure) -> bool:
 def _check(measure: Measure) -> Mapping[str, Any]:
     check = measure.raw.get("check")
     return check if isinstance(check, dict) else {}
+
+
+def _finite(value: Any) -> float:
+    """`value` as a number; raises ValueError for NaN and infinity."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not finite")
+    return number
 
 
 def _noise(times: Sequence[float]) -> float:

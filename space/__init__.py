@@ -11,11 +11,11 @@ from .enumeration import (
     neighbours,
     sample,
 )
-from .epilogue import ACTIVATIONS, EPILOGUE_WORDS, Epilogue
+from .epilogue import ACTIVATIONS, Epilogue
 from .errors import BadInput
 from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Problem, read_suite
 from .resources import SharedMemory, shared_memory, store_pieces
-from .rules import ctas_per_sm, unsupported, violations
+from .rules import unsupported, violations
 from .schedule import COOPERATIVE, LAUNCH_FIELDS, PINGPONG, Schedule
 from .tiles import TileGrid, ceil_div, kernel_extents, tile_grid, tile_position
 
@@ -26,7 +26,6 @@ __all__ = [
     "DEVICES",
     "DIMENSIONS",
     "DTYPE_BYTES",
-    "EPILOGUE_WORDS",
     "H100",
     "H200",
     "KERNEL_DIMENSIONS",
@@ -43,7 +42,6 @@ __all__ = [
     "SharedMemory",
     "TileGrid",
     "ceil_div",
-    "ctas_per_sm",
     "domain",
     "enumerate_schedules",
     "find_device",

@@ -173,8 +173,10 @@ def _producer_fits(s: Schedule) -> bool:
 def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     if s.stream_k or not _can_share_k(s, problem, device):
         return [1]
-    k_blocks = tile_grid(problem, s).k_blocks
-    return [k for k in SPLIT_K if k <= k_blocks and (k == 1 or _reductions(_with(s, split_k=k), problem, device))]
+    grid = tile_grid(problem, s)
+    # Both are numbered in 32 bits; clusters may yet round the tiles up to sixteen times as many.
+    most = min(grid.k_blocks, 2**31 // grid.k_blocks - 1, 2**27 // grid.ctas)
+    return [k for k in SPLIT_K if k == 1 or (k <= most and _reductions(_with(s, split_k=k), problem, device))]
 
 
 def _reductions(s: Schedule, problem: Problem, device: Device) -> list[str]:
@@ -376,4 +378,4 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
 def _distance(value: Any, wish: Any) -> float:
     if isinstance(value, (str, bool)) or isinstance(wish, (str, bool)):
         return 0.0 if value == wish else math.inf
-    return abs(math.log((value + 0.5) / (wish + 0.5)))
+    return abs(math.log((value + 0.5) / (max(wish, 0) + 0.5)))

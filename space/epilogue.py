@@ -15,9 +15,6 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")
 
 RESIDUAL = "residual"
 
-EPILOGUE_WORDS = (*BIASES, *ACTIVATIONS, RESIDUAL)
-"""In the order in which they are applied."""
-
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
@@ -38,7 +35,7 @@ class Epilogue:
         """
         if text == "none":
             return cls()
-        words = text.split("+")
+        words = text.split("+") if isinstance(text, str) else [""]
         places = [_STEPS.get(word, -1) for word in words]
         if -1 in places or any(a >= b for a, b in pairwise(places)):
             raise BadInput(

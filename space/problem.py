@@ -143,7 +143,7 @@ class NamedProblem:
 
 
 def read_suite(path: str | Path) -> list[NamedProblem]:
-    """The problems of a CSV file with the header `name,layout,dtype,m,n,k[,batch,out_dtype,epilogue]`.
+    """The problems of a CSV file with the header `name,layout,dtype,m,n,k[,batch,out_dtype,epilogue,overlap]`.
 
     Raises:
         BadInput: the file cannot be read, the header differs, a name repeats, or a row is not a problem (its line is

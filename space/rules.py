@@ -16,6 +16,9 @@ TMA_ALIGNMENT = 16
 LARGEST_EXTENT = 2**31 - 4096
 """Largest m, n or k of a kernel: the last cluster of tiles must still have 32-bit coordinates where it ends."""
 
+LARGEST_OUTPUT = 2**38
+"""Most elements of D: half a terabyte in bf16. Tiles of any size are then numbered in 32 bits."""
+
 CONSUMERS = {COOPERATIVE: (1, 2, 3), PINGPONG: (2,)}
 TILE_M = (64, 128, 192, 256)
 TILE_N = tuple(range(8, 257, 8))
@@ -64,6 +67,8 @@ def unsupported(problem: Problem, device: Device) -> Iterator[str]:
     for axis in ("m", "n", "k"):
         if (extent := getattr(problem, axis)) > LARGEST_EXTENT:
             yield f"{axis} = {extent} is beyond 32-bit coordinates: valid is at most {LARGEST_EXTENT}"
+    if problem.m * problem.n > LARGEST_OUTPUT:
+        yield f"m x n = {problem.m * problem.n} is beyond what a grid numbers: valid is at most {LARGEST_OUTPUT}"
     element = DTYPE_BYTES[problem.dtype]
     for matrix, axis, size in (
         ("A", problem.a_major, element),
@@ -131,7 +136,7 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
     if s.producer_regs == 24 and (extras := producer_extras(s)):
         yield f"24 registers for a producer with {' and '.join(extras)}: valid are 0 or 40, 24 would spill"
     if s.ctas:
-        resident = device.sm_count * ctas_per_sm(problem, s, device)
+        resident = device.sm_count
         if not s.persistent:
             yield f"{s.ctas} CTAs without persistence: valid is 0 (one for each tile)"
         elif s.ctas % s.cluster_size or not 0 < s.ctas <= resident:
@@ -176,6 +181,8 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     grid = tile_grid(problem, s)
     if s.arrangement == PINGPONG:
         yield f"tiles that share K in ping-pong: valid is {COOPERATIVE}"
+    if grid.k_blocks * s.split_k >= 2**31:
+        yield f"split_k {s.split_k} of {grid.k_blocks} k-blocks: valid is a product below 2^31"
     if s.split_k > grid.k_blocks:
         yield f"split_k {s.split_k} of {grid.k_blocks} k-blocks: valid is at most one CTA for each"
     if s.stream_k:
@@ -199,15 +206,6 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
             yield f"split_k {s.split_k} with cluster {cluster}: valid is 1x1, the split is the cluster"
         if s.store == "direct":
             yield f"split_k {s.split_k} of a cluster with direct stores: valid is the store tma"
-
-
-def ctas_per_sm(problem: Problem, schedule: Schedule, device: Device) -> int:
-    """CTAs of `schedule` that one SM holds at once.
-
-    Kernels are compiled for one CTA an SM and may use its whole register file, so it is one.
-    """
-    del problem, schedule, device
-    return 1
 
 
 def _list(values: tuple[object, ...]) -> str:

@@ -128,7 +128,7 @@ class Schedule:
 
     @property
     def name(self) -> str:
-        """A name such as `coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2`."""
+        """The name of a valid schedule, such as `coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2`."""
         walk = ("p" + (str(self.ctas) if self.ctas else "all")) if self.persistent else "tile"
         store = f"tma{self.epilogue_n}x{self.epilogue_buffers}" if self.store == "tma" else "direct"
         tokens = [
@@ -180,12 +180,12 @@ class Schedule:
         Raises:
             BadInput: the text is not such a name.
         """
-        match = _NAME.fullmatch(name.strip())
+        match = _NAME.fullmatch(name.strip()) if isinstance(name, str) else None
         if match is None:
             raise BadInput(f"schedule is {name!r}: valid is a name such as {_EXAMPLE.name}")
         g = match.groupdict()
         direct = g["store"] == "direct"
-        return cls(
+        schedule = cls(
             arrangement=g["arrangement"],
             consumers=int(g["consumers"]),
             tile_m=int(g["tile_m"]),
@@ -215,6 +215,9 @@ class Schedule:
             l2_promotion=int(g["l2_promotion"] or 256),
             residual_buffers=int(g["residual_buffers"] or 0),
         )
+        if schedule.name != name.strip():
+            raise BadInput(f"schedule is {name!r}: valid is its one name, {schedule.name}")
+        return schedule
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of journals and tables: every field by name."""
@@ -245,14 +248,16 @@ _EXAMPLE = Schedule(COOPERATIVE, 2, 128, 256, 64, 4, cluster_m=2, swizzle=8, pro
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Schedule)}
 _TYPES = {name: type(value) for name, value in asdict(_EXAMPLE).items()}
 _NAME = re.compile(
-    r"(?P<arrangement>coop|pp)(?P<consumers>\d+)"
-    r"_(?P<tile_m>\d+)x(?P<tile_n>\d+)x(?P<tile_k>\d+)"
-    r"_s(?P<stages>\d+)_w(?P<mma_in_flight>\d+)_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)"
-    r"_(?P<walk>tile|pall|p(?P<ctas>[1-9]\d*))"
-    r"_r(?P<raster>[mn])(?P<swizzle>\d+)(?P<serpentine>z?)"
-    r"_reg(?P<producer_regs>\d+)-(?P<consumer_regs>\d+)"
-    r"_(?P<store>direct|tma(?P<epilogue_n>\d+)x(?P<epilogue_buffers>\d+))"
-    r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d+))?(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic))?(_ef(?P<evict_first>[ab]))?"
-    r"(_pdl-(?P<dependent_launch>wait|weights))?(_l2-(?P<l2_promotion>\d+))?"
-    r"(_res(?P<residual_buffers>\d+))?"
+    r"(?P<arrangement>coop|pp)(?P<consumers>\d{1,9})"
+    r"_(?P<tile_m>\d{1,9})x(?P<tile_n>\d{1,9})x(?P<tile_k>\d{1,9})"
+    r"_s(?P<stages>\d{1,9})_w(?P<mma_in_flight>\d{1,9})_c(?P<cluster_m>\d{1,9})x(?P<cluster_n>\d{1,9})"
+    r"_(?P<walk>tile|pall|p(?P<ctas>[1-9]\d{0,8}))"
+    r"_r(?P<raster>[mn])(?P<swizzle>\d{1,9})(?P<serpentine>z?)"
+    r"_reg(?P<producer_regs>\d{1,9})-(?P<consumer_regs>\d{1,9})"
+    r"_(?P<store>direct|tma(?P<epilogue_n>\d{1,9})x(?P<epilogue_buffers>\d{1,9}))"
+    r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d{1,9}))?"
+    r"(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic))?(_ef(?P<evict_first>[ab]))?"
+    r"(_pdl-(?P<dependent_launch>wait|weights))?(_l2-(?P<l2_promotion>\d{1,9}))?"
+    r"(_res(?P<residual_buffers>\d{1,9}))?",
+    re.ASCII,
 )

@@ -123,6 +123,17 @@ def test_store_waits_just_before_its_memory_is_written_again() -> None:
     assert in_loop[-1].startswith("if (thread == 0) tma_store(")
 
 
+@pytest.mark.parametrize("launch", ["wait", "weights"])
+def test_everything_but_the_weights_waits_for_the_kernel_ahead(launch: str) -> None:
+    schedule = replace(COOPERATIVE, cluster_m=1, dependent_launch=launch)
+    text = generate(replace(PROBLEM, epilogue="bias+relu+residual"), schedule).text
+    kernel = text[text.index('extern "C"') :]
+    producer, consumer = kernel.split("  // Consumers.")
+    assert producer.index("wait_for_dependencies();") < producer.index(" load_a(ring.stage")
+    assert ("load_b(early" in producer) == (launch == "weights")
+    assert consumer.index("wait_for_dependencies();") < consumer.index("load_column_bias(")
+
+
 def test_grid_of_a_plan() -> None:
     problem = Problem(1000, 1000, 512)
     plan = launch_plan(problem, COOPERATIVE)

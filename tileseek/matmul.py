@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .api import best_schedule
@@ -46,7 +47,7 @@ def matmul(
     import torch
 
     extras = {"bias": bias, "residual": residual}
-    problem = _problem(a, b, _epilogue(a, b, bias, activation, residual))
+    problem = replace(_problem(a, b), epilogue=_epilogue(a, b, bias, activation, residual))
     inputs = [tensor for tensor in (a, b, bias, residual) if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         raise BadInput("an input requires a gradient, which matmul does not compute: valid is torch.no_grad()")
@@ -101,7 +102,7 @@ def _epilogue(
     return "+".join(words) or "none"
 
 
-def _problem(a: torch.Tensor, b: torch.Tensor, epilogue: str) -> Problem:
+def _problem(a: torch.Tensor, b: torch.Tensor) -> Problem:
     import torch
 
     dtypes = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -112,7 +113,7 @@ def _problem(a: torch.Tensor, b: torch.Tensor, epilogue: str) -> Problem:
         raise BadInput(f"a is {_words(a)} and b is {_words(b)}: valid are M x K and K x N of one dtype on one device")
     sizes = (a.shape[0], b.shape[1], a.shape[1])
     layouts = itertools.product(_letters("a", a, "nt"), _letters("b", b, "tn"))
-    found = [Problem(*sizes, dtypes[a.dtype], first + second, epilogue=epilogue) for first, second in layouts]
+    found = [Problem(*sizes, dtypes[a.dtype], first + second) for first, second in layouts]
     if len(found) == 1:
         return found[0]
     # A matrix with one row or column is contiguous both ways: then the layout that has kernels is meant.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,8 @@ def command(
     named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
     if per_problem < 1:
         raise BadInput(f"--per-problem is {per_problem}: valid is 1 or more")
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise BadInput(f"--seconds is {seconds:g}: valid is a positive number")
     journal_file = out / JOURNAL
     with live(named, gpu, journal_file) as world, Journal(journal_file) as journal:
         from ..search.survey import survey

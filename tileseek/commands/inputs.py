@@ -48,7 +48,14 @@ def read_problems(words: Sequence[str], **options: str | None) -> list[NamedProb
     if given:
         raise BadInput(f"--{next(iter(given))} goes with sizes: the problems of {words[0]!r} say their own")
     word = words[0]
-    return read_suite(word) if word.endswith(".csv") or Path(word).is_file() else suite(word)
+    return read_suite(word) if word.endswith(".csv") or _is_file(word) else suite(word)
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte: no name of a file
+        return False
 
 
 def require(extra: str, *modules: str) -> None:
