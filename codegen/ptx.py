@@ -204,7 +204,10 @@ def tma_load_function(multicast: bool, hinted: bool) -> str:
     form = ".mbarrier::complete_tx::bytes"
     comment = "// Copies the box at (column, row) to shared memory; its bytes count on `barrier`."
     if multicast:
-        comment += "\n// To the same place in every CTA of `mask`, on the same barrier of each."
+        comment = (
+            "// Copies the box at (column, row) to the same place in every CTA of `mask`; its bytes count on the same\n"
+            "// barrier of each."
+        )
         form += ".multicast::cluster"
         parameters.append("u32 mask")
         operands += f", %{len(inputs)}"

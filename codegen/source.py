@@ -50,20 +50,31 @@ def generate(problem: Problem, schedule: Schedule) -> KernelSource:
 def _title(problem: Problem, s: Schedule) -> str:
     a = "A[m, k]" if problem.a_major == "k" else "A[k, m]^T"
     b = "B[n, k]^T" if problem.b_major == "k" else "B[k, n]"
-    product = f"D[m, n] = {a} x {b}" if problem.epilogue == "none" else f"D[m, n] = ({a} x {b}) + {problem.epilogue}"
+    product = f"D[m, n] = {_formula(problem, f'{a} x {b}')}"
     if s.swap_ab:
         product += ", computed as its transpose: below, A is B and m is n"
     if s.arrangement == PINGPONG:
         roles = "two consumer warpgroups that own alternate tiles (ping-pong)"
     else:
-        roles = f"{s.consumers} consumer warpgroup{'s' * (s.consumers > 1)} that share{'s' * (s.consumers == 1)} a tile"
+        roles = "one consumer warpgroup" if s.consumers == 1 else f"{s.consumers} consumer warpgroups that share a tile"
     return f"""\
 // tileseek generator {GENERATOR_VERSION}: {s.kernel.name}
+// Persistence, raster, swizzles and L2 promotion belong to the launch; the name has them at their defaults.
 //
 // {product}.
 // {problem.dtype} operands and result, fp32 accumulation, all row-major.
 // One producer warpgroup, of which one thread feeds a ring of {s.stages} stages by TMA,
 // and {roles}."""
+
+
+def _formula(problem: Problem, product: str) -> str:
+    """The epilogue written around a product."""
+    fused = problem.fused
+    if fused.bias:
+        product += f" + bias[{fused.bias}]"
+    if fused.activation:
+        product = f"{fused.activation}({product})"
+    return product + " + C[m, n]" * fused.residual
 
 
 def _constants(problem: Problem, s: Schedule) -> str:
