@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
 from ..space import Problem, Schedule
 from .journal import JournalContents, Measure
-from .table import Table
+from .table import Entry, Table
 
 _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.float8_e4m3fn"}
 _CSV_PROBLEM = ("m", "n", "k", "batch", "dtype", "out_dtype", "layout", "epilogue", "overlap")
@@ -40,19 +42,25 @@ def to_csv(table: Table) -> str:
     return out.getvalue()
 
 
+def left_out(form: str, table: Table) -> Counter[str]:
+    """The reasons why entries of `table` are not in the export to `form`, counted. CSV has them all."""
+    obstacle = _OBSTACLES.get(form, lambda _: "")
+    return Counter(filter(None, map(obstacle, table.entries)))
+
+
 def to_inductor(table: Table) -> str:
     """The dictionary that `torch._inductor.config.lookup_table.table` takes, as JSON.
 
     Keys are for `mm` on this device. Values are the tiles, stages and grouping of the winner and its alternates
     for Inductor's persistent TMA template: hints, since its kernels are not these. What that template cannot
     express is left out (tiles that are not powers of two, split-K, swapped operands), and so are problems with
-    nothing else.
+    nothing else, and those that `mm` does not know apart from the plain one: with an overlap or an epilogue.
     """
     device = table.device.aliases[0]
     found = {}
     for entry in table.entries:
-        configs = [_inductor_config(entry.problem, s) for s in entry.schedules if _in_triton(s)]
-        if configs:
+        if not _inductor_obstacle(entry):
+            configs = [_inductor_config(entry.problem, s) for s in entry.schedules if _in_triton(s)]
             found[f"{device}+{_inductor_inputs(entry.problem)}+mm"] = _distinct(configs)
     return _pretty(found)
 
@@ -62,13 +70,13 @@ def to_nvfuser(table: Table) -> str:
 
     `layout` is counted the plugin's way: 2 when A is contiguous in M, plus 1 when B is contiguous in N. The warp
     tile is that of a warpgroup. nvFuser cannot swap operands: the best schedule that does not is taken, and a
-    problem without one is left out.
+    problem without one is left out. So is one with an overlap or an epilogue, which the plugin is not told of.
     """
     found = []
     for entry in table.entries:
-        plain = [s for s in entry.schedules if not s.swap_ab]
-        if plain:
-            found.append({"problem": _nvfuser_problem(entry.problem), "config": _nvfuser_config(plain[0])})
+        if not _nvfuser_obstacle(entry):
+            plain = next(s for s in entry.schedules if not s.swap_ab)
+            found.append({"problem": _nvfuser_problem(entry.problem), "config": _nvfuser_config(plain)})
     return _pretty(found)
 
 
@@ -76,6 +84,26 @@ def to_t4(contents: JournalContents) -> str:
     """Everything measured in the auto-tuning community's T4 results format, version 1.0.0, as JSON."""
     measures = [*contents.compiles, *contents.measures]
     return _pretty({"schema_version": "1.0.0", "results": [_t4_result(measure) for measure in measures]})
+
+
+def _not_plain(problem: Problem) -> str:
+    if problem.overlap != "none":
+        return "the form has no overlap"
+    return "the form has no epilogue" if problem.epilogue != "none" else ""
+
+
+def _inductor_obstacle(entry: Entry) -> str:
+    known = any(map(_in_triton, entry.schedules))
+    return _not_plain(entry.problem) or ("" if known else "every schedule has odd tiles, splits K or swaps operands")
+
+
+def _nvfuser_obstacle(entry: Entry) -> str:
+    swapped = all(s.swap_ab for s in entry.schedules)
+    return _not_plain(entry.problem) or ("every schedule swaps operands" if swapped else "")
+
+
+_OBSTACLES: Mapping[str, Callable[[Entry], str]] = {"inductor": _inductor_obstacle, "nvfuser": _nvfuser_obstacle}
+"""Why a form leaves an entry out; no words when it does not."""
 
 
 def _inductor_inputs(p: Problem) -> str:

@@ -51,7 +51,7 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise BadInput(f"cannot write the journal {path}: {error.strerror}") from error
+            raise BadInput(f"cannot write {path}: {error.strerror}") from error
         size = os.fstat(self._file).st_size
         self._cut_off = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
@@ -179,7 +179,7 @@ def _lines(path: Path) -> Iterator[bytes | None]:
     except (EOFError, zlib.error, gzip.BadGzipFile):
         yield None
     except OSError as error:
-        raise BadInput(f"cannot read the journal {path}: {error.strerror}") from error
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
 
 
 def _take(line: bytes, contents: JournalContents) -> bool:

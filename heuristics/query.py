@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..cost_model.analytic import estimate_us
-from ..space import BadInput, Device, Problem, Schedule, unsupported, violations
-from .table import Table
+from ..space import BadInput, Device, Problem, Schedule, nearest, unsupported, violations
+from .table import Entry, Table
 
 if TYPE_CHECKING:
     from ..cost_model.predictor import Predictor
@@ -46,11 +46,14 @@ class Choice:
     schedule: Schedule
     provenance: str
     """`exact`: tuned for this problem on this device class; `model`: ranked first by the predictor among the
-    table's schedules; `nearest`: tuned for the nearest problem; `analytic`: by the analytic model alone."""
+    table's schedules; `nearest`: tuned for the nearest problem, `origin`, and where that is of another kind perhaps
+    moved to the nearest valid schedule; `analytic`: by the analytic model alone."""
     expected_us: float
     """Microseconds a call: measured when `exact`, an estimate otherwise."""
     origin: Problem | None
     """The tuned problem that the schedule was taken from (`exact` and `nearest`)."""
+    measured_on: str | None = None
+    """Device class whose measurements `expected_us` rests on; None when it is the analytic model's alone."""
 
     @property
     def launch(self) -> Launch:
@@ -92,7 +95,7 @@ def best_schedule(problem: Problem, table: Table, device: Device | None = None) 
 def _choose(problem: Problem, table: Table, device: Device) -> Choice:
     entry = table.runnable.get(problem) if device == table.device else None
     if entry is not None:
-        return Choice(problem, device, entry.schedule, EXACT, entry.median_us, problem)
+        return Choice(problem, device, entry.schedule, EXACT, entry.median_us, problem, table.device.name)
     reasons = list(unsupported(problem, device))
     if reasons:
         raise BadInput("; ".join(reasons))
@@ -105,11 +108,15 @@ def _choose(problem: Problem, table: Table, device: Device) -> Choice:
 
 def _by_model(problem: Problem, table: Table, device: Device) -> Choice | None:
     predictor = _predictor(table) if device == table.device else None
-    valid = [s for s in table.shortlist(problem.kind) if not violations(problem, s, device)] if predictor else []
-    if predictor is None or not valid:
+    if predictor is None:
+        return None
+    shortlist = dict.fromkeys([*table.shortlist(problem.kind), *table.shortlist(_alone(problem).kind)])
+    valid = [s for s in shortlist if not violations(problem, s, device)]
+    if not valid:
         return None
     best = predictor.rank(problem, valid, device)[0]
-    return Choice(problem, device, best, MODEL, predictor.expected_us(problem, best, device), None)
+    expected = predictor.expected_us(problem, best, device)
+    return Choice(problem, device, best, MODEL, expected, None, table.device.name)
 
 
 @functools.lru_cache(maxsize=16)
@@ -125,18 +132,64 @@ def _predictor(table: Table) -> Predictor | None:
         return None
 
 
+def _by_same_sizes(problem: Problem, table: Table, device: Device) -> Choice | None:
+    """For a problem with overlap: what overlaps changes little in which schedule is best, the sizes change much."""
+    if problem.overlap == "none":
+        return None
+    entries = [table.by_problem[same] for same in (problem, _alone(problem)) if same in table.by_problem]
+    return _from_entries(problem, entries, table, device)
+
+
 def _by_nearest(problem: Problem, table: Table, device: Device) -> Choice | None:
-    entries = sorted(
-        table.by_kind.get(problem.kind, ()), key=lambda entry: (distance(problem, entry.problem), entry.problem)
+    kinds = dict.fromkeys((problem.kind, _alone(problem).kind))
+    entries = [entry for kind in kinds for entry in table.by_kind.get(kind, ())]
+    # Sorting is stable: at equal distance the very kind is before that without overlap.
+    return _from_entries(problem, sorted(entries, key=lambda e: distance(problem, e.problem)), table, device)
+
+
+def _by_other_kind(problem: Problem, table: Table, device: Device) -> Choice | None:
+    """The nearest entry of another kind, of those that differ in the fewest words.
+
+    A kind is what shares kernels, so that elsewhere nearest means within one. But a table that knows nothing of a
+    kind still knows the sizes: what was measured for the same sizes with another dtype, layout or epilogue is
+    nearly always better than what the analytic model, which measured nothing, would choose.
+    """
+    entry = min(
+        table.entries,
+        key=lambda e: (_differences(problem, e.problem), distance(problem, e.problem), e.problem),
+        default=None,
     )
+    if entry is None or _differences(problem, entry.problem) == 0:
+        return None
+    found = _from_entries(problem, [entry], table, device)
+    if found is not None:
+        return found
+    moved = nearest(entry.schedule.to_json(), problem, device)
+    return Choice(problem, device, moved, NEAREST, estimate_us(problem, moved, device), entry.problem)
+
+
+def _from_entries(problem: Problem, entries: Iterable[Entry], table: Table, device: Device) -> Choice | None:
+    """The first schedule of the entries that is valid for the problem."""
     for entry in entries:
         for schedule in entry.schedules:
             if not violations(problem, schedule, device):
                 # The entry's time tells how far the model is off for this schedule.
                 off = entry.median_us / estimate_us(entry.problem, schedule, device)
                 expected = off * estimate_us(problem, schedule, device)
-                return Choice(problem, device, schedule, NEAREST, expected, entry.problem)
+                return Choice(problem, device, schedule, NEAREST, expected, entry.problem, table.device.name)
     return None
+
+
+def _alone(problem: Problem) -> Problem:
+    """The problem without overlap, whose entries count as the problem's own kind where it has none nearer."""
+    return problem if problem.overlap == "none" else replace(problem, overlap="none")
+
+
+def _differences(asked: Problem, known: Problem) -> int:
+    """Words in which the kinds of two problems differ; an overlap that only `asked` has is none."""
+    if known.overlap == "none":
+        asked = _alone(asked)
+    return sum(a != b for a, b in zip(asked.kind, known.kind, strict=True))
 
 
 def _by_analysis(problem: Problem, table: Table, device: Device) -> Choice | None:
@@ -146,9 +199,15 @@ def _by_analysis(problem: Problem, table: Table, device: Device) -> Choice | Non
     return Choice(problem, device, schedule, ANALYTIC, estimate_us(problem, schedule, device), None)
 
 
-_SOURCES: tuple[Callable[[Problem, Table, Device], Choice | None], ...] = (_by_model, _by_nearest, _by_analysis)
+_SOURCES: tuple[Callable[[Problem, Table, Device], Choice | None], ...] = (
+    _by_same_sizes,
+    _by_model,
+    _by_nearest,
+    _by_other_kind,
+    _by_analysis,
+)
 
 
 def distance(a: Problem, b: Problem) -> float:
-    """How far apart two problems of one kind are: the root of the summed squared logarithms of their size ratios."""
+    """How far apart the sizes of two problems are: the root of the summed squared logarithms of their size ratios."""
     return math.sqrt(sum(math.log(x / y) ** 2 for x, y in ((a.m, b.m), (a.n, b.n), (a.k, b.k))))

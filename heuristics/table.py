@@ -74,6 +74,11 @@ class Entry:
     """The measuring policy of `median_us` and the ratios."""
 
     @property
+    def final(self) -> bool:
+        """Whether `median_us` and the ratios come from a final shoot-out: only those are claims."""
+        return _of_final(self.policy)
+
+    @property
     def schedules(self) -> tuple[Schedule, ...]:
         """The winner, then the alternates."""
         return (self.schedule, *(alternate.schedule for alternate in self.alternates))
@@ -275,7 +280,7 @@ def load_table(path: str | Path) -> Table:
     try:
         obj = json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise BadInput(f"cannot read the table {path}: {error.strerror}") from error
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the table {path} is not JSON: {error}") from error
     schema = obj.get("schema") if isinstance(obj, dict) else None
@@ -377,7 +382,11 @@ def _entry(problem: Problem, measures: Sequence[Measure]) -> Entry:
 
 def is_final(measure: Measure) -> bool:
     """Whether the measure comes from a final shoot-out."""
-    return measure.policy.split("-")[0] == FINAL_POLICY
+    return _of_final(measure.policy)
+
+
+def _of_final(policy: str) -> bool:
+    return policy.split("-")[0] == FINAL_POLICY
 
 
 def _check(measure: Measure) -> Mapping[str, Any]:

@@ -181,8 +181,10 @@ def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
         reader = csv.reader(Path(path).read_text(encoding="utf-8-sig").splitlines())
         for row in reader:
             yield reader.line_num, row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"cannot read problems from {path}: {error}") from error
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"cannot read {path}: {error}") from error
 
 
 def _from_words(cells: Mapping[str, str], where: str) -> Problem:

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +24,7 @@ from tileseek.measure.results import Candidate, Result
 from tileseek.space import H200, BadInput, Problem, Schedule, sample, violations
 
 from tileseek import cli
+from tileseek.commands import output
 
 P = Problem(8192, 6144, 4096)
 SIZES = ["8192", "6144", "4096"]
@@ -79,6 +82,16 @@ def test_query_prints_one_json_document(run: Cli, table: Path) -> None:
     assert answer["launch"] == {"grid": 132, "block": 384, "cluster": 2, "smem": 180272}
 
 
+def test_query_for_another_device_says_where_times_come_from(run: Cli, table: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = run("query", *SIZES, "--table", table, "--device", "H100")
+    assert done.err == "tileseek: warning: the table was tuned on H200, asked is H100\n"
+    assert "us (measured on H200)\n" in done.out
+    answer = json.loads(run("query", *SIZES, "--table", table, "--device", "H100", "--json").out)
+    assert (answer["measured_on"], answer["provenance"]) == ("H200", "nearest")
+
+
 def test_query_of_a_suite_answers_every_row(run: Cli, table: Path, tmp_path: Path) -> None:
     suite = tmp_path / "mine.csv"
     suite.write_text("name,layout,dtype,m,n,k\na,nt,bf16,8192,6144,4096\nb,nt,fp8,64,64,64\nc,nt,bf16,4096,6144,4096\n")
@@ -109,7 +122,13 @@ def test_codegen_audit_and_sass(run: Cli, tmp_path: Path, monkeypatch: pytest.Mo
     audit = json.loads(run("codegen", *SIZES, "--schedule", FOURTH.name, "--audit", "--json").out)
     assert audit["accepted"] is True
     assert audit["spill_bytes"] == audit["stack_bytes"] == 0
-    assert "spill_bytes" in run("codegen", *SIZES, "--schedule", FOURTH.name, "--audit").out
+    lines = run("codegen", *SIZES, "--schedule", FOURTH.name, "--audit").out.splitlines()
+    facts = [line.split(maxsplit=1) for line in lines]
+    assert ["spill_bytes", "0"] in facts
+    assert all(len(fact) == 2 for fact in facts) and "reason" not in dict(facts)
+    loops = [words for name, words in facts if name == "loop"]
+    assert len(loops) == len(audit["loops"]) > 0
+    assert f"hgmma {audit['loops'][0]['hgmma']}, " in loops[0]
     assert "HGMMA" in run("codegen", *SIZES, "--schedule", FOURTH.name, "--sass").out
 
 
@@ -121,6 +140,40 @@ def test_export(run: Cli, table: Path, tmp_path: Path, form: str) -> None:
     out = tmp_path / "exported"
     assert run("export", form, "--table", table, "--out", out).out == ""
     assert out.read_text() == done.out
+
+
+def test_export_counts_what_it_leaves_out(run: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    journal = contents([measured(P, FIRST, 600.0), measured(replace(P, overlap="weights"), FIRST, 600.0)])
+    path.write_text(build_table(journal, H200).dumps())
+    message = "exported 1 of 2 entries; left out: 1 because the form has no overlap\n"
+    assert [run("export", form, "--table", path).err for form in ("csv", "nvfuser")] == ["", message]
+
+
+def test_a_light_installation_refuses_before_it_reads(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tileseek.commands.inputs.find_spec", lambda module: None)
+    done = run("export", "table", "--journal", "none.jsonl")
+    assert (done.code, done.out) == (2, "")
+    assert "is not installed: valid is an installation of tileseek[search]" in done.err
+
+
+def test_matmul_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tileseek
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BadInput, match=r"torch is not installed: .* tileseek\[tune\]"):
+        tileseek.matmul(None, None)  # type: ignore[arg-type]
+
+
+def test_brackets_are_no_markup(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise BadInput("valid is an installation of tileseek[search]")
+
+    monkeypatch.setattr("tileseek.commands.doctor.load_table", refuse)
+    assert "tileseek[search]" in run("doctor").out
+    with output.notes.capture() as said:
+        output.notes.print("tileseek[search] :boom:")
+    assert said.get() == "tileseek[search] :boom:\n"
 
 
 def test_doctor(run: Cli) -> None:
@@ -265,9 +318,9 @@ def a_file(folder: Path) -> str:
         (["query", "8", "8", "8", "--device", "B200"], "device is 'B200': valid are H200"),
         (["query", "8", "8", "8", "--dtype", "fp8"], "dtype fp8 has no kernel yet"),
         (["query", "headline", "--dtype", "fp16"], "--dtype goes with sizes"),
-        (["query", "none.csv"], "cannot read problems from none.csv"),
+        (["query", "none.csv"], "cannot read none.csv: No such file or directory"),
         (["query", wrong_csv], "the header is 'name,m,n,k': valid is name,layout,dtype,m,n,k"),
-        (["query", "8", "8", "8", "--table", "none.json"], "cannot read the table none.json"),
+        (["query", "8", "8", "8", "--table", "none.json"], "cannot read none.json: No such file or directory"),
         (["query", "8", "8", "8", "--table", newer_table], "has schema 99: valid is 1"),
         (["query", "8", "8", "8", "--table", broken_table], "is not JSON"),
         (["query", "8", "8", "8", "--table", nested_table], "is not JSON"),
@@ -279,8 +332,8 @@ def a_file(folder: Path) -> str:
         (["codegen", "headline"], "25 problems are named"),
         (["codegen", *SIZES, "--schedule", FIRST.name, "--out", "/proc/none/x"], "cannot write /proc/none/x"),
         (["export", "yaml"], "form is 'yaml': valid are csv, inductor, nvfuser, table, t4"),
-        (["export", "t4", "--journal", "none.jsonl"], "cannot read the journal none.jsonl"),
-        (["report", "none.jsonl"], "cannot read the journal none.jsonl"),
+        (["export", "t4", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
+        (["report", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "."], "no journal in the folder ."),
         (["bench", *SIZES, "--policy", "lucky"], "policy is 'lucky': valid are screen, final, burst"),
         (["tune", *SIZES, "--measurements", "0"], "0 measurements: valid is a positive number"),
@@ -290,7 +343,7 @@ def a_file(folder: Path) -> str:
         (["bench", *SIZES, "--least", "9000"], "--least 9000 leaves none of 1 problems"),
         (["speed", "--kernels", "-1"], "--kernels is -1"),
         (["speed", "--kernels", "1", "--workers", "0"], "0 compile workers"),
-        (["tune", *SIZES, "--replay", "none.jsonl"], "cannot read the journal none.jsonl"),
+        (["tune", *SIZES, "--replay", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["tune", *SIZES, "--replay", "none.jsonl", "--gpu", "0"], "both given"),
     ],
 )
@@ -391,7 +444,7 @@ def test_tune_replays_stops_at_its_budget_and_goes_on(run: Cli, recorded: Path, 
     command = ["tune", recorded / "suite.csv", "--replay", recorded / "journal.jsonl.gz", "--out", out]
     done = run(*command, "--measurements", 30)
     assert done.code == 0
-    assert "2 of 2 problems have a schedule" in done.out
+    assert "2 of 2 problems have a schedule: 30 new measurements, 0 known before" in done.out
     assert "left out 1 of 3 problems: absent" in done.err
     first = read_journal(out / "journal.jsonl")
     screened = [(m.problem, m.schedule) for m in first.measures]
@@ -406,9 +459,19 @@ def test_tune_replays_stops_at_its_budget_and_goes_on(run: Cli, recorded: Path, 
     again = read_journal(out / "journal.jsonl")
     assert again.measures[: len(first.measures)] == first.measures, "nothing measured is lost"
     assert len({(m.problem, m.schedule) for m in again.measures}) == 60, "or measured again"
-    assert f"{out / 'report.md'}" in run(*command, "--measurements", 60).out
+    done = run(*command, "--measurements", 60)
+    assert f"{out / 'report.md'}" in done.out
+    assert "0 new measurements, 60 known before" in done.out
     report = run("report", out)
     assert (report.code, report.out.count("| sq4096 |")) == (0, 1)
+
+
+def test_the_default_budget_is_for_the_problems_that_can_be_tuned(
+    run: Cli, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tileseek.commands.tune.MEASUREMENTS", 15)
+    command = ["tune", recorded / "suite.csv", "--replay", recorded / "journal.jsonl.gz", "--out", tmp_path / "run"]
+    assert "30 new measurements" in run(*command).out, "for 2 of 3 problems"
 
 
 def test_tune_without_a_gpu_says_so_in_one_line(
@@ -431,7 +494,7 @@ def test_tune_of_problems_that_nobody_measured(run: Cli, recorded: Path, tmp_pat
 def test_tune_into_a_folder_that_cannot_be_written(run: Cli, recorded: Path, tmp_path: Path) -> None:
     done = run("tune", "4096", "4096", "4096", "--replay", recorded / "journal.jsonl.gz", "--out", a_file(tmp_path))
     assert done.code == 2
-    assert "cannot write the journal" in done.err
+    assert "cannot write" in done.err
 
 
 def test_tune_skips_damaged_lines_and_counts_them(run: Cli, recorded: Path, tmp_path: Path) -> None:
@@ -450,6 +513,7 @@ def test_ctrl_c_keeps_what_there_is_and_says_how_to_go_on(recorded: Path, tmp_pa
     slow = """
 import sys, time
 from tileseek import cli
+from tileseek.commands import output
 from tileseek.search import runner
 measure = runner.ReplayRunner.measure
 def slowly(*arguments):

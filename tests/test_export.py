@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from journals import FIRST, FOURTH, SECOND, THIRD, contents, measured
-from tileseek.heuristics.export import to_csv, to_inductor, to_nvfuser, to_t4
+from tileseek.heuristics.export import left_out, to_csv, to_inductor, to_nvfuser, to_t4
 from tileseek.heuristics.report import geomean, report
 from tileseek.heuristics.table import Table, build_table
 from tileseek.space import H200, NamedProblem, Problem
@@ -60,6 +60,19 @@ def test_nvfuser(table: Table) -> None:
     assert (config["load_stages"], config["grid_swizzle_factor"], config["cta_order"]) == (3, 8, 0)
 
 
+def test_what_a_form_cannot_say_is_left_out_and_counted() -> None:
+    """A problem with an overlap or an epilogue would come out as a second plain one."""
+    swapped = measured(Problem(16, 8, 64), replace(FOURTH, swap_ab=True), 3.0)
+    others = [measured(replace(P, overlap="weights"), FIRST, 9.0), measured(replace(P, epilogue="bias"), FIRST, 9.0)]
+    table = build_table(contents([measured(P, FIRST, 110.0), swapped, *others]), H200)
+    assert len(json.loads(to_inductor(table))) == len(json.loads(to_nvfuser(table))) == 1
+    for form, words in (("inductor", "odd tiles, splits K or swaps"), ("nvfuser", "every schedule swaps operands")):
+        reasons = left_out(form, table)
+        assert (reasons["the form has no overlap"], reasons["the form has no epilogue"], reasons.total()) == (1, 1, 3)
+        assert any(words in reason for reason in reasons)
+    assert not left_out("csv", table)
+
+
 def test_t4() -> None:
     document = json.loads(to_t4(JOURNAL))
     assert document["schema_version"] == "1.0.0"
@@ -71,13 +84,19 @@ def test_t4() -> None:
     assert measures[0]["measurements"][0] == {"name": "time", "value": 0.1, "unit": "ms"}
 
 
-def test_report(table: Table) -> None:
+def test_report() -> None:
+    final = {"policy": "final-1"}
+    measures = [replace(m, **final) if m.problem == P else m for m in JOURNAL.measures]
+    measures.append(measured(Problem(64, 64, 64), FOURTH, 3.0, 0.8, ratio_to_best=0.7, **final))
+    table = build_table(contents(measures), H200)
     JOURNAL.skipped = 7
     absent = NamedProblem("absent", Problem(8, 8, 8))
     text = report(JOURNAL, table, [NamedProblem("mine", P), absent])
-    assert f"| mine | 100.00 | 1.0 % | 1.250 | 1.050 | 3 | `{NARROW.name}` |" in text
-    assert "cuBLAS default: geometric mean 0.791, faster on 1 of 2" in text
-    assert "best cuBLASLt algorithm: geometric mean 0.648, faster on 1 of 2" in text
+    assert f"| mine | 100.00 | 1.0 % | 1.250 | 1.050 | final-1 | 3 | `{NARROW.name}` |" in text
+    assert "| 0.500 | 0.400 | screen-1 | 1 |" in text
+    assert "cuBLAS default: geometric mean 1.000, faster on 1 of 2" in text, "of finals"
+    assert "best cuBLASLt algorithm: geometric mean 0.857, faster on 1 of 2" in text
+    assert "counted are the 2 problems measured by a final policy; 1 measured by screening" in text
     assert f"Not in the table, of 2 asked for: {absent.problem.key}." in text
     assert "- audit: 1\n- correct: 4\n" in text
     assert "skipped as unreadable: 7" in text

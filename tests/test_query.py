@@ -75,11 +75,18 @@ def test_a_trained_predictor_answers_from_the_shortlist() -> None:
         for s, base in ((FIRST, 60.0), (SECOND, 61.0), (THIRD, 62.0), (FIFTH, 63.0), *((o, 64.0) for o in OTHERS))
     ]
     known = make_table(contents(measures), H200)
-    choice = best_schedule(Problem(3000, 4096, 4096), known)
-    assert (choice.provenance, choice.schedule, choice.origin) == ("model", FIRST, None)
+    for overlap in ("none", "launch"):
+        choice = best_schedule(Problem(3000, 4096, 4096, overlap=overlap), known)
+        assert (choice.provenance, choice.schedule, choice.origin) == ("model", FIRST, None)
     assert 10 < choice.expected_us < 1000
     assert known.held_out_regret is not None
     assert make_table(contents(measures[::-1]), H200).dumps() == known.dumps()
+
+    # What was measured for the same sizes without overlap goes before the predictor.
+    tuned = Problem(3000, 4096, 4096)
+    known = build_table(contents([*measures, measured(tuned, THIRD, 9.0)]), H200, known.predictor)
+    choice = best_schedule(replace(tuned, overlap="weights"), known)
+    assert (choice.provenance, choice.schedule, choice.origin) == ("nearest", THIRD, tuned)
 
 
 @pytest.mark.parametrize("predictor", [{}, {"version": 99, "features": []}, {"version": 1, "features": ["x"]}])
@@ -88,10 +95,45 @@ def test_a_predictor_of_another_version_is_a_miss(predictor: dict[str, object]) 
     assert best_schedule(replace(SQUARE, m=2048), known).provenance == "nearest"
 
 
-def test_another_kind_is_answered_by_analysis() -> None:
-    choice = best_schedule(replace(SQUARE, dtype="fp16", out_dtype="fp16"), table())
-    assert (choice.provenance, choice.origin) == ("analytic", None)
+@pytest.mark.parametrize("changes", [{"dtype": "fp16", "out_dtype": "fp16"}, {"layout": "nn"}, {"epilogue": "bias"}])
+def test_another_kind_is_answered_by_the_nearest_sizes(changes: dict[str, str]) -> None:
+    """Of the kinds that differ least, although another has an entry of the very sizes."""
+    decoy = replace(SQUARE, dtype="fp16", out_dtype="fp16", layout="tn", epilogue="bias+relu", m=4096)
+    known = table(*DEFAULT, measured(decoy, THIRD, 1.0))
+    problem = replace(SQUARE, m=4096, **changes)
+    choice = best_schedule(problem, known)
+    assert (choice.provenance, choice.schedule, choice.origin) == ("nearest", FIRST, SQUARE)
+    assert choice.expected_us == pytest.approx(850, rel=0.2)
+
+
+def test_a_schedule_of_another_kind_is_moved_to_a_valid_one() -> None:
+    """Stores that go around shared memory have no fused epilogue."""
+    problem = replace(SQUARE, epilogue="bias+residual")
+    assert violations(problem, FIFTH, H200)
+    choice = best_schedule(problem, table(measured(SQUARE, FIFTH, 1700.0)))
+    assert (choice.provenance, choice.origin, choice.measured_on) == ("nearest", SQUARE, None)
+    assert not violations(problem, choice.schedule, H200)
+    assert (choice.schedule.tile_m, choice.schedule.tile_n) == (FIFTH.tile_m, FIFTH.tile_n)
+
+
+def test_an_empty_table_leaves_it_to_analysis() -> None:
+    choice = best_schedule(SQUARE, Table(H200, "", "", ()))
+    assert (choice.provenance, choice.origin, choice.measured_on) == ("analytic", None, None)
     assert not violations(SQUARE, choice.schedule, H200)
+
+
+@pytest.mark.parametrize("overlap", ["launch", "weights"])
+def test_an_overlap_is_answered_by_the_same_sizes_without(overlap: str) -> None:
+    small = replace(SKINNY, overlap=overlap)
+    measures = (*DEFAULT, measured(small, THIRD, 15.0))
+    choice = best_schedule(replace(SQUARE, overlap=overlap), table(*measures))
+    assert (choice.provenance, choice.schedule, choice.origin) == ("nearest", FIRST, SQUARE)
+    near = best_schedule(replace(SQUARE, m=4096, overlap=overlap), table(*measures))
+    assert (near.provenance, near.schedule, near.origin) == ("nearest", FIRST, SQUARE), "or by the nearest without"
+    assert best_schedule(small, table(*measures)).schedule == THIRD, "unless it has an entry itself"
+    assert best_schedule(replace(small, m=17), table(*measures)).schedule == THIRD, "or one as near"
+    fp16 = replace(SQUARE, overlap=overlap, dtype="fp16", out_dtype="fp16")
+    assert best_schedule(fp16, table(*measures)).origin == SQUARE, "the same in a kind that is not known"
 
 
 def test_a_schedule_that_the_rules_refuse_is_passed_over() -> None:
@@ -107,7 +149,7 @@ def test_a_schedule_that_the_rules_refuse_is_passed_over() -> None:
 def test_another_device_is_never_silently_exact() -> None:
     with pytest.warns(UserWarning, match="tuned on H200, asked is H100"):
         choice = best_schedule(SQUARE, table(), H100)
-    assert (choice.provenance, choice.schedule) == ("nearest", FIRST)
+    assert (choice.provenance, choice.schedule, choice.measured_on) == ("nearest", FIRST, "H200")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +185,7 @@ EXTREMES = [
 def test_every_answer_can_be_launched(problem: Problem, dtype: str) -> None:
     problem = replace(problem, dtype=dtype, out_dtype=dtype)
     choice = best_schedule(problem, table())
-    assert choice.provenance == {"bf16": "nearest", "fp16": "analytic"}[dtype]
+    assert choice.provenance == "nearest"
     assert not violations(problem, choice.schedule, H200)
     assert choice.expected_us > 0
     assert 0 < choice.launch.grid < 2**31

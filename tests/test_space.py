@@ -347,7 +347,7 @@ def test_a_wrong_suite_names_its_line(tmp_path: Path, text: str, message: str) -
 def test_unreadable_suites(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "none.csv", tmp_path, tmp_path / "binary.csv"):
-        with pytest.raises(BadInput, match="cannot read problems"):
+        with pytest.raises(BadInput, match="cannot read"):
             read_suite(path)
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import warnings
 
 import typer
 
@@ -51,7 +52,9 @@ def main() -> None:
         if getattr(sys, name) is None:  # closed by who called us
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process lives)
     try:
-        code = app(standalone_mode=False) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            code = app(standalone_mode=False) or 0
         sys.stdout.flush()
         sys.exit(code)
     except BadInput as error:
@@ -77,6 +80,11 @@ def main() -> None:
 def _drop_stdout() -> None:
     """Let what is still buffered go nowhere: it cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning for a user is a line; where in the source it was raised says nothing to them."""
+    print(f"tileseek: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _refuse(message: str) -> None:

@@ -44,7 +44,10 @@ def matmul(
     Raises:
         BadInput: the tensors, their layout or the GPU are not supported; the message says what is.
     """
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise BadInput("the package torch is not installed: valid is an installation of tileseek[tune]") from error
 
     extras = {"bias": bias, "residual": residual}
     problem = replace(_problem(a, b), epilogue=_epilogue(a, b, bias, activation, residual))

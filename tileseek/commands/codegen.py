@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -63,7 +64,7 @@ def command(
         if as_json:
             print_json(document)
         else:
-            write_text(out, "".join(f"{name:<24}{_words(value)}\n" for name, value in document.items()))
+            write_text(out, "".join(f"{name:<24}{words}\n" for name, words in _lines(document)))
         return
     if not kernel.cubin:
         raise BadInput(f"schedule {chosen} does not compile ({kernel.status}): {kernel.reason}")
@@ -73,7 +74,13 @@ def command(
     write_text(out, disassemble(kernel.cubin))
 
 
-def _words(value: object) -> str:
-    if isinstance(value, list | tuple):
-        return "; ".join(map(str, value)) or "none"
-    return str(value)
+def _lines(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values of an audit, one loop a line; a reason only where there is one."""
+    for name, value in document.items():
+        if name == "loops":
+            for loop in value:
+                yield "loop", ", ".join(f"{fact} {count}" for fact, count in loop.items())
+        elif isinstance(value, list | tuple):
+            yield name, "; ".join(map(str, value)) or "none"
+        elif value != "":
+            yield name, str(value)

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from ..api import load_table
-from ..heuristics.export import to_csv, to_inductor, to_nvfuser, to_t4
+from ..heuristics.export import left_out, to_csv, to_inductor, to_nvfuser, to_t4
 from ..heuristics.journal import read_journal
 from ..results import journal_path
 from ..space import H200, BadInput, find_device
 from ..tables import make_table
-from .inputs import TablePath
+from .inputs import TablePath, require
 from .output import notes, write_text
 
 _OF_TABLES = {"csv": to_csv, "inductor": to_inductor, "nvfuser": to_nvfuser}
@@ -31,9 +31,17 @@ def command(
 ) -> None:
     """Write a table (csv, inductor, nvfuser) in the form another tool reads, or make a table or T4 of journals."""
     if form in _OF_TABLES:
-        write_text(out, _OF_TABLES[form](load_table(table)))
+        source = load_table(table)
+        write_text(out, _OF_TABLES[form](source))
+        reasons = left_out(form, source)
+        if reasons:
+            counts = ", ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
+            total = len(source.entries)
+            notes.print(f"exported {total - reasons.total()} of {total} entries; left out: {counts}")
     elif form in _OF_JOURNALS:
         where = find_device(device)
+        if form == "table":
+            require("search", "numpy", "sklearn")
         contents = read_journal(journal or [journal_path(where)])
         if contents.skipped:
             notes.print(f"{contents.skipped} journal lines skipped as unreadable")

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,10 +15,13 @@ from rich.table import Table
 
 from ..space import BadInput
 
-notes = Console(stderr=True, highlight=False, soft_wrap=True)
+_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+"""Words stand as they are: `tileseek[search]` is no markup."""
+
+notes = Console(stderr=True, soft_wrap=True, **_PLAIN)
 """For what is not the result: progress, warnings, counts."""
 
-_COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+_COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 
 def dumps_json(document: object) -> str:
@@ -43,7 +47,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(*header, box=None, pad_edge=False, header_style="bold", show_header=any(header))
     for row in rows:
         table.add_row(*row)
-    console = Console(highlight=False)
+    console = Console(**_PLAIN)
     if not console.is_terminal:
         console.width = 1000
     with console.capture() as capture:

@@ -56,6 +56,7 @@ def _document(named: NamedProblem, answer: Choice | BadInput) -> dict[str, Any]:
         "schedule_name": answer.schedule.name,
         "provenance": answer.provenance,
         "expected_us": answer.expected_us,
+        "measured_on": answer.measured_on,
         "workspace": launch.workspace,
         "launch": {"grid": launch.grid, "block": launch.block, "cluster": launch.cluster, "smem": launch.smem},
         "origin": answer.origin.to_json() if answer.origin else None,
@@ -67,12 +68,18 @@ def _print_choice(choice: Choice) -> None:
     launch = choice.launch
     print(choice.schedule.name)
     print(f"provenance   {choice.provenance}{origin}")
-    print(f"expected     {choice.expected_us:.2f} us")
+    print(f"expected     {choice.expected_us:.2f} us{_elsewhere(choice)}")
     print(f"launch       grid {launch.grid}, block {launch.block}, cluster {launch.cluster}, smem {launch.smem} bytes")
     print(f"workspace    {launch.workspace} bytes")
+
+
+def _elsewhere(choice: Choice) -> str:
+    """Says of a time that it was not measured on the device that was asked for."""
+    measured_on = choice.measured_on
+    return "" if measured_on in (None, choice.device.name) else f" (measured on {measured_on})"
 
 
 def _row(named: NamedProblem, answer: Choice | BadInput) -> list[str]:
     if isinstance(answer, BadInput):
         return [named.name, "none", "-", str(answer)]
-    return [named.name, answer.provenance, f"{answer.expected_us:.2f}", answer.schedule.name]
+    return [named.name, answer.provenance, f"{answer.expected_us:.2f}{_elsewhere(answer)}", answer.schedule.name]

@@ -62,11 +62,10 @@ def command(
     require("search", "optuna", "sklearn", "numpy")
     from ..search.budget import Budget
 
-    if measurements is None and seconds is None:
-        measurements = MEASUREMENTS * len(named)
-    budget = Budget(measurements, seconds)
+    given = None if measurements is None and seconds is None else Budget(measurements, seconds)
     folder = out or Path("runs") / (Path(problems[0]).stem if len(problems) == 1 else named[0].name)
     with _world(named, gpu, replay, folder / JOURNAL) as world, Journal(folder / JOURNAL) as journal:
+        budget = given or Budget(MEASUREMENTS * len(world.named))
         summary, failure = _search(world, budget, journal, seed)
     _write(folder, world)
     _tell(world, summary, folder)
@@ -218,6 +217,7 @@ def _tell(world: World, summary: Summary | None, folder: Path) -> None:
     for problem, reason in summary.failed.items():
         notes.print(f"{names[problem]}: no correct schedule ({reason})")
     print(
-        f"{len(summary.winners)} of {len(world.named)} problems have a schedule after {summary.measured} measurements"
+        f"{len(summary.winners)} of {len(world.named)} problems have a schedule:"
+        f" {summary.measured} new measurements, {summary.known} known before"
     )
     print(f"{folder / 'report.md'}\n{folder / 'table.json'}\n{folder / JOURNAL}")
