@@ -89,7 +89,7 @@ def release(s: Schedule) -> list[str]:
     ]
 
 
-def constants(problem: Problem, s: Schedule) -> list[str]:
+def constants(s: Schedule) -> list[str]:
     """Sizes of the residual's ring."""
     if not s.residual_buffers:
         return []

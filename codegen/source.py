@@ -120,7 +120,7 @@ def _constants(problem: Problem, s: Schedule) -> str:
             f"constexpr int BUFFERS = {s.epilogue_buffers};  // epilogue chunks of a warpgroup",
             f"constexpr u32 CHUNK = 64 * {s.epilogue_n} * 2;  // bytes of one",
         ]
-    lines += fusion.constants(problem, s)
+    lines += fusion.constants(s)
     if s.split_k > 1:
         lines += ["", f"constexpr int SPLIT_K = {s.split_k};  // CTAs that share the K of a tile"]
     if s.split_cluster:
