@@ -209,7 +209,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         "  constexpr int cluster_row = 0, cluster_column = 0;",
         "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",
     ]
-    share = ["  const int k_blocks = (k - 1) / TILE_K + 1;"]
+    share = ["  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
     ready: list[str] = []
     leave = ""
     barriers: list[str] = []
@@ -229,7 +229,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
             "  const int first_tile = blockIdx.x / SPLIT_K, tile_step = gridDim.x / SPLIT_K;",
         ]
         share = [
-            "  const int all_blocks = (k - 1) / TILE_K + 1;",
+            "  const int all_blocks = (k + TILE_K - 1) / TILE_K;",
             "  const int first_block = all_blocks * rank / SPLIT_K;",
             "  const int k_blocks = all_blocks * (rank + 1) / SPLIT_K - first_block;",
         ]
@@ -243,7 +243,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         ]
     if s.workspace:
         arguments.append("u32* workspace")
-        share = ["  const int all_blocks = (k - 1) / TILE_K + 1;"]
+        share = ["  const int all_blocks = (k + TILE_K - 1) / TILE_K;"]
     if problem.fused.bias:
         arguments.append("const unsigned short* __restrict__ bias")
     if problem.fused.residual and not s.residual_buffers:
