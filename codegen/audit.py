@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..space import DTYPE_BYTES, Problem, Schedule, store_pieces
+from ..space import DTYPE_BYTES, Problem, Schedule
+from ..space.resources import WGMMA_K_BYTES, piece_count
 from .sass import Loop, decode, in_wgmma_loops, k_loops
 
 AUDIT_VERSION = "2"
 """Raised when the audit records other facts or rejects other kernels: part of the cache key."""
-
-WGMMA_K_BYTES = 32
-"""Bytes of K that one wgmma consumes of each operand row."""
 
 LOOP_INSTRUCTIONS = 32
 INSTRUCTIONS_PER_WGMMA = 5
@@ -162,7 +160,6 @@ def audit_kernel(problem: Problem, schedule: Schedule, log: str, cubin: bytes, e
     """
     code = decode(cubin, entry)
     counts = Counter(at.name for at in code)
-    pieces = len(store_pieces(schedule.tile_n, schedule.epilogue_n)) * schedule.m64_per_warpgroup
     return Audit(
         registers=_statistic(r"Used (\d+) registers", log),
         stack_bytes=_statistic(r"(\d+) bytes stack frame", log),
@@ -181,7 +178,7 @@ def audit_kernel(problem: Problem, schedule: Schedule, log: str, cubin: bytes, e
         barrier_inits_in_loops=in_wgmma_loops(code, "SYNCS.EXCH"),
         expected_wgmmas=schedule.m64_per_warpgroup * schedule.tile_k * DTYPE_BYTES[problem.dtype] // WGMMA_K_BYTES,
         expected_setmaxnreg=2 if schedule.consumer_regs else 0,
-        expected_stores=pieces if schedule.store == "tma" else 0,
+        expected_stores=piece_count(schedule) if schedule.store == "tma" else 0,
         expected_multicast=schedule.multicast,
         expected_elections=1 + (schedule.residual_buffers > 0),
     )

@@ -23,13 +23,9 @@ from ..space import (
     ceil_div,
     kernel_extents,
     shared_memory,
-    store_pieces,
     tile_grid,
 )
-from ..space.resources import REGISTER_OVERHEAD, SWIZZLE_BYTES
-
-WGMMA_K_BYTES = 32
-"""Bytes of K that one wgmma consumes of each row (k16 of 16-bit elements)."""
+from ..space.resources import REGISTER_OVERHEAD, SWIZZLE_BYTES, WGMMA_K_BYTES, piece_count
 
 GPC_SMS = (18, 18, 18, 18, 18, 16, 16, 10)
 """SMs of each GPC, 132 in all. Which have how many differs from card to card; these agree with an H200 that held 64
@@ -197,9 +193,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     crowd = (a_bytes + b_bytes) * s.stages - c.enough_bytes
     dram_ns = traffic / device.dram_bytes_per_s * 1e9
     dram_ns *= 1 + c.crowding * max(0.0, crowd) / (device.smem_per_cta - c.enough_bytes)
-    if grid.m == 1 or grid.n == 1:
-        # One operand is read only once: the one whose axis has the many tiles.
-        once = "a" if (grid.n == 1) != s.swap_ab else "b"
+    if once := read_once(grid, s):
         dram_ns *= 1 + c.unhinted * (s.evict_first != once)
     fixed_ns = c.launch_ns + c.latency_ns + (c.cluster_launch_ns if s.cluster_size > 1 else 0.0)
     parts_ns = (1 if s.stream_k else rounds) * _part_ns(s, serial_units, c)
@@ -267,6 +261,14 @@ def _part_ns(s: Schedule, serial_units: float, c: Constants) -> float:
     return 0.0
 
 
+def read_once(grid: TileGrid, s: Schedule) -> str:
+    """The operand (`a` or `b`) that is read only once, that whose axis has the many tiles; no word where both are read
+    again."""
+    if grid.m > 1 and grid.n > 1:
+        return ""
+    return "a" if (grid.n == 1) != s.swap_ab else "b"
+
+
 def ctas_per_sm(problem: Problem, s: Schedule, device: Device) -> int:
     """CTAs of a schedule that share an SM: of a persistent kernel one is launched for each, of others what fits."""
     if s.persistent or s.cluster_size > 1 or s.consumer_regs:
@@ -314,9 +316,8 @@ def _epilogue_cycles(s: Schedule, c: Constants) -> float:
     elements = s.tile_m * s.tile_n / (128 * s.warpgroups_per_tile)
     if s.store == "direct":
         return c.epilogue_cycles + c.direct_element_cycles * elements
-    pieces = len(store_pieces(s.tile_n, s.epilogue_n)) * s.m64_per_warpgroup
     waits = 4 if s.epilogue_buffers == 1 else 1
-    return c.epilogue_cycles + c.element_cycles * elements + c.piece_cycles * waits * pieces
+    return c.epilogue_cycles + c.element_cycles * elements + c.piece_cycles * waits * piece_count(s)
 
 
 def dram_traffic(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from ..space import Problem, Schedule
-
-POWER_LIMITED_MHZ = 1700.0
-"""Below this effective clock power holds an H200 back; cycles then scatter ten times less than times."""
+from ..space import POWER_LIMITED_MHZ, Problem, Schedule
 
 CYCLES = "ratio_cycles"
 TIME = "ratio_to_ref"
@@ -33,6 +30,9 @@ class Measured(Protocol):
     def ratio_cycles(self) -> float | None: ...
     @property
     def raw(self) -> Mapping[str, Any]: ...
+
+
+M = TypeVar("M", bound=Measured)
 
 
 def yardstick(measures: Iterable[Measured]) -> str:
@@ -68,9 +68,9 @@ def costs(measures: Sequence[Measured]) -> dict[Schedule, float]:
     return {schedule: statistics.median(values) for schedule, values in found.items()}
 
 
-def by_problem(measures: Iterable[Measured]) -> dict[Problem, list[Measured]]:
+def by_problem(measures: Iterable[M]) -> dict[Problem, list[M]]:
     """The measures of each problem, in order."""
-    groups: dict[Problem, list[Measured]] = {}
+    groups: dict[Problem, list[M]] = {}
     for measure in measures:
         groups.setdefault(measure.problem, []).append(measure)
     return groups

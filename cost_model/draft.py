@@ -33,7 +33,7 @@ from ..space import (
 )
 from ..space.resources import operand_tiles
 from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K, TILE_K
-from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us
+from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us, read_once
 
 TILE_DIMENSIONS = ("arrangement", "consumers", "tile_m", "tile_n")
 
@@ -232,8 +232,7 @@ def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[fl
     def timed(s: Schedule) -> tuple[float, Schedule]:
         return estimate_us(problem, s, device), s
 
-    grid = tile_grid(problem, tile)
-    once = "" if grid.m > 1 and grid.n > 1 else "a" if (grid.n == 1) != tile.swap_ab else "b"
+    once = read_once(tile_grid(problem, tile), tile)
     tile = replace(tile, evict_first=once, dependent_launch=DEPENDENT_LAUNCH[problem.overlap][-1])
     walks = (("m", 8), ("n", 8), ("m", 16), ("n", 4))
     _, tile = min(timed(replace(tile, raster=raster, swizzle=swizzle)) for raster, swizzle in walks)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cost_model.costs import costs
+from ..cost_model.costs import by_problem, costs
 from ..space import BadInput, Device, Problem, Schedule, find_device, violations
 from .journal import JournalContents, Measure
 
@@ -217,10 +217,8 @@ def build_table(
         BadInput: nothing in the journals was measured on `device`.
     """
     generator, compiler = newest_tools(contents, device)
-    by_problem: dict[Problem, list[Measure]] = defaultdict(list)
-    for measure in current_measures(contents, device):
-        by_problem[measure.problem].append(measure)
-    entries = tuple(_entry(problem, by_problem[problem]) for problem in sorted(by_problem))
+    groups = by_problem(current_measures(contents, device))
+    entries = tuple(_entry(problem, groups[problem]) for problem in sorted(groups))
     return Table(device, generator, compiler, entries, predictor, held_out_regret)
 
 

@@ -39,9 +39,7 @@ def bench(
     for named, schedule in cases:
         compiled = compile_kernel(named.problem, schedule)
         if compiled.status == "ok":
-            registers = compiled.audit.registers if compiled.audit else 0
-            candidate = Candidate(schedule, compiled.cubin, compiled.entry, registers)
-            (result,) = measurer.measure(named.problem, [candidate], policy)
+            (result,) = measurer.measure(named.problem, [Candidate.of(schedule, compiled)], policy)
         else:
             result = Result(schedule, compiled.status, compiled.reason)
         row = _row(measurer, named, result)

@@ -155,8 +155,8 @@ class Kernel:
         return min(int(count), sm_count // plan.cluster)
 
     def workspace_bytes(self, plan: LaunchPlan) -> int:
-        """Bytes of zeroed device memory that a launch of `plan` needs."""
-        return plan.workspace_bytes(plan.grid(self.resident_clusters))
+        """Bytes of zeroed device memory that a launch of `plan` needs; never none, so that they have an address."""
+        return max(1, plan.workspace_bytes(plan.grid(self.resident_clusters)))
 
     def unload(self) -> None:
         """Give the memory back; no launch of the kernel may follow."""

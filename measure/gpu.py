@@ -15,7 +15,7 @@ from typing import Any
 from ..codegen.nvrtc import compiler_version
 from ..codegen.plan import LaunchPlan, launch_plan
 from ..codegen.source import GENERATOR_VERSION
-from ..space import BadInput, Device, Problem, find_device
+from ..space import POWER_LIMITED_MHZ, BadInput, Device, Problem, find_device
 from . import check
 from .clock import Clock
 from .cublas import CublasLt, Reference, cublas_default
@@ -25,7 +25,7 @@ from .gpus import hopper
 from .lazy import torch
 from .nvml import Nvml
 from .operands import DEVICE, OperandSet, integer_set, needed_bytes, normal_set, set_count
-from .policy import BURST, LIMITED_MHZ, Policy
+from .policy import BURST, Policy
 from .protocol import Contestant, ContextLost, NoMemory, Rejected
 from .results import Candidate
 from .scoring import Field, Samples
@@ -390,7 +390,7 @@ class GpuSession:
             gpu.stopwatch.race(
                 slots, self._spacer, policy, policy.race_rounds, self._slot_ms, self._rng, lambda _: None, always
             )
-            by_time = policy.claims or self._mhz >= LIMITED_MHZ
+            by_time = policy.claims or self._mhz >= POWER_LIMITED_MHZ
             slots.sort(key=lambda slot: median(s.us if by_time else s.us * s.mhz for s in slot.taken))
             ranking = gpu.rankings[key] = [slot.name for slot in slots]
             losers = slots[policy.finalists :]
@@ -421,8 +421,8 @@ class GpuSession:
 
 
 def _workspace(kernel: Kernel, plan: LaunchPlan) -> Any:
-    """Zeroed memory for a launch of `plan`; never empty, so that it has an address."""
-    return torch().zeros(max(1, kernel.workspace_bytes(plan)), dtype=torch().uint8, device=DEVICE)
+    """Zeroed memory for a launch of `plan`."""
+    return torch().zeros(kernel.workspace_bytes(plan), dtype=torch().uint8, device=DEVICE)
 
 
 def _bind(kernel: Kernel, plan: LaunchPlan, operands: OperandSet, workspace: Any) -> BoundLaunch:

@@ -6,9 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 
-LIMITED_MHZ = 1700.0
-"""Below this effective clock (of 1980) cuBLAS is held back by power: measured on H200, where all large bf16
-problems run at 1290 to 1600 MHz and the others above 1800."""
+from ..space import POWER_LIMITED_MHZ
 
 SUSTAINED = "sustained"
 BURST = "burst"
@@ -25,7 +23,7 @@ class Policy:
     slot_ms: float = 2.0
     """Length of a timed slot; a kernel that is longer runs once."""
     limited_slot_ms: float = 2.0
-    """The same where cuBLAS runs below LIMITED_MHZ: long slots give a frugal kernel its own higher clock."""
+    """The same where cuBLAS runs below POWER_LIMITED_MHZ: long slots give a frugal kernel its own higher clock."""
     spacer_ms: float = 1.0
     idle_ms: float = 0.0
     rounds: int = 5
@@ -54,7 +52,7 @@ class Policy:
 
     def slot(self, effective_mhz: float) -> float:
         """Milliseconds of a slot for a problem on which cuBLAS runs at `effective_mhz`."""
-        return self.limited_slot_ms if effective_mhz < LIMITED_MHZ else self.slot_ms
+        return self.limited_slot_ms if effective_mhz < POWER_LIMITED_MHZ else self.slot_ms
 
 
 SCREEN = Policy("screen")

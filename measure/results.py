@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..codegen.compiler import CompiledKernel
 from ..space import Schedule
 
 CORRECT = "correct"
@@ -29,6 +30,11 @@ class Candidate:
     cubin: bytes
     entry: str
     regs: int
+
+    @classmethod
+    def of(cls, schedule: Schedule, kernel: CompiledKernel) -> Candidate:
+        """The candidate of a kernel that was compiled and accepted (status `ok`)."""
+        return cls(schedule, kernel.cubin, kernel.entry, kernel.audit.registers if kernel.audit else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Result:
     throttle: int = 0
     """NVML's clock event reasons seen in the candidate's slots, as bits: 4 is the software power cap."""
     power_limited: bool = False
-    """Whether cuBLAS ran below policy.LIMITED_MHZ on this problem: tune on cycles, claim on time."""
+    """Whether cuBLAS ran below space.POWER_LIMITED_MHZ on this problem: tune on cycles, claim on time."""
     slot_ms: float = 0.0
 
     @property

@@ -9,8 +9,7 @@ from operator import or_
 from statistics import mean, median
 from typing import Any, Protocol
 
-from ..space import Device, Problem
-from .policy import LIMITED_MHZ
+from ..space import POWER_LIMITED_MHZ, Device, Problem
 from .results import CORRECT, Candidate, Result
 from .roofline import floor_us
 from .stats import Estimate, estimate, paired
@@ -60,7 +59,7 @@ class Field:
     @property
     def power_limited(self) -> bool:
         """Whether cuBLAS's default ran at a clock held down by power."""
-        return 0 < _clock(self.samples[self.default]) < LIMITED_MHZ
+        return 0 < _clock(self.samples[self.default]) < POWER_LIMITED_MHZ
 
 
 def score(field: Field, candidate: Candidate, smem: int, check: Mapping[str, Any], own: Samples) -> Result:

@@ -115,8 +115,7 @@ class LiveRunner:
         for schedule in schedules:
             kernel = self._kernels[problem.kind, schedule.kernel].result()
             if kernel.status == "ok":
-                regs = kernel.audit.registers if kernel.audit else 0
-                candidates.append(Candidate(schedule, kernel.cubin, kernel.entry, regs))
+                candidates.append(Candidate.of(schedule, kernel))
             else:
                 keep(schedule, "compile", {"status": kernel.status, "reason": kernel.reason})
                 on_measure(found[schedule])

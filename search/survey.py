@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ..cost_model.analytic import estimate_us
 from ..cost_model.costs import costs
-from ..heuristics.journal import Journal, JournalContents, Measure, read_journal
+from ..heuristics.journal import Journal, JournalContents, Measure
 from ..measure.policy import SCREEN
 from ..space import BadInput, Problem, Schedule
+from .known import known_before
 from .polish import refinements
 from .runner import OnMeasure, Runner
 from .tuner import OnProgress, Progress, Summary, cheapest
@@ -52,14 +53,8 @@ def survey(
     """
     if not problems or per_problem < 1:
         raise BadInput(f"a survey of {len(problems)} problems, {per_problem} schedules each: valid are one or more")
-    if history is None:
-        history = read_journal(journal.path) if journal is not None else JournalContents()
-    if journal is not None and runner.env_key not in history.envs:
-        journal.append({"kind": "env", "env": runner.env_key, **runner.env})
-    found: dict[Problem, list[Measure]] = {problem: [] for problem in problems}
-    for measure in [*history.measures, *history.compiles]:
-        if measure.env == runner.env_key and measure.problem in found:
-            found[measure.problem].append(measure)
+    _, before = known_before(runner, journal, history)
+    found = {problem: before.get(problem, []) for problem in problems}
     known = sum(len({m.schedule for m in measures}) for measures in found.values())
     started = runner.now()
     measured = 0

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..cost_model.analytic import estimate_us
-from ..cost_model.costs import cost, costs, yardstick
+from ..cost_model.costs import by_problem, cost, costs, yardstick
 from ..cost_model.ranker import LEAST_ROWS, Ranker, train
-from ..heuristics.journal import Journal, JournalContents, Measure, read_journal
+from ..heuristics.journal import Journal, JournalContents, Measure
 from ..heuristics.query import distance
-from ..heuristics.table import FINAL_POLICY
+from ..heuristics.table import is_final
 from ..measure.policy import FINAL, SCREEN, Policy
 from ..space import BadInput, Problem, Schedule
 from .budget import Budget, Meter, gain
+from .known import known_before
 from .proposer import Proposer
 from .race import race
 from .runner import Runner
@@ -122,8 +123,6 @@ def tune(
     """
     if not problems:
         raise BadInput("no problems to tune: valid is one or more")
-    if history is None:
-        history = read_journal(journal.path) if journal is not None else JournalContents()
     run = _Run(runner, budget, journal, history, ranker, dict(incumbents or {}), options or Options(), progress)
     return run.all(list(dict.fromkeys(problems)))
 
@@ -162,7 +161,7 @@ class _Task:
 
     def decided(self) -> Measure | None:
         """The winner of a final that an earlier run made, when this one has nothing to add."""
-        finals = [m for m in self.measures if m.policy.startswith(FINAL_POLICY)]
+        finals = [m for m in self.measures if is_final(m)]
         return decide([m for m in finals if m.policy == finals[-1].policy]) if finals and not self.fresh else None
 
     def take(self, measures: Sequence[Measure]) -> None:
@@ -188,7 +187,7 @@ class _Run:
         runner: Runner,
         budget: Budget,
         journal: Journal | None,
-        history: JournalContents,
+        history: JournalContents | None,
         ranker: Ranker | None,
         incumbents: dict[Problem, Schedule],
         options: Options,
@@ -200,19 +199,14 @@ class _Run:
         self._incumbents = incumbents
         self._options = options
         self._progress = progress
+        history, self._known = known_before(runner, journal, history)
         self._lessons: list[Measure] = list(history.measures)
         self._learned = 0 if ranker is None else len(self._lessons)
         self._phase = "search"
         self._measured = 0
-        self._known: dict[Problem, list[Measure]] = {}
-        for measure in [*history.measures, *history.compiles]:
-            if measure.env == runner.env_key:
-                self._known.setdefault(measure.problem, []).append(measure)
         self._tasks: dict[Problem, _Task] = {}
         self._budget = budget
         self._meter = Meter(budget, runner.now)
-        if journal is not None and runner.env_key not in history.envs:
-            journal.append({"kind": "env", "env": runner.env_key, **runner.env})
 
     def all(self, problems: Sequence[Problem]) -> Summary:
         known = 0
@@ -335,10 +329,7 @@ class _Run:
 
     def _transfers(self, problem: Problem) -> list[Schedule]:
         """The best schedules of the nearest problems of this kind that were measured before."""
-        groups: dict[Problem, list[Measure]] = {}
-        for measure in self._lessons:
-            if measure.problem != problem and measure.problem.kind == problem.kind:
-                groups.setdefault(measure.problem, []).append(measure)
+        groups = by_problem(m for m in self._lessons if m.problem != problem and m.problem.kind == problem.kind)
         nearest = sorted(groups, key=lambda other: (distance(problem, other), other))[:TRANSFERS]
         ranked = [sorted((value, s) for s, value in costs(groups[other]).items()) for other in nearest]
         return [s for best in ranked for _, s in best[:LIKED]]

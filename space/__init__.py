@@ -1,6 +1,6 @@
 """The space: problems, schedules, devices, and the rules that join them. Standard library only."""
 
-from .device import DEVICES, H100, H200, Device, find_device
+from .device import DEVICES, H100, H200, POWER_LIMITED_MHZ, Device, find_device
 from .enumeration import (
     ALL_VALUES,
     DIMENSIONS,
@@ -33,6 +33,7 @@ __all__ = [
     "LAYOUTS",
     "OUT_DTYPE_BYTES",
     "PINGPONG",
+    "POWER_LIMITED_MHZ",
     "BadInput",
     "Device",
     "Epilogue",

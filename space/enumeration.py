@@ -18,7 +18,7 @@ from typing import Any
 
 from .device import Device
 from .problem import Problem
-from .resources import max_accumulators, operand_tiles, producer_extras, register_splits, shared_memory, store_pieces
+from .resources import max_accumulators, operand_tiles, piece_count, producer_extras, register_splits, shared_memory
 from .rules import (
     CLUSTERS,
     CONSUMERS,
@@ -108,7 +108,7 @@ def _epilogue_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     if s.store == "direct":
         return [2]
-    pieces = len(store_pieces(s.tile_n, s.epilogue_n)) * s.m64_per_warpgroup
+    pieces = piece_count(s)
     buffered = _buffered(s, problem)
     return [b for b in EPILOGUE_BUFFERS if b <= pieces and _fits(_with(buffered, epilogue_buffers=b), problem, device)]
 

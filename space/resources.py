@@ -11,6 +11,9 @@ from .schedule import PINGPONG, Schedule
 SWIZZLE_BYTES = 128
 """Bytes in one row of an operand slab: the widest swizzle of TMA and wgmma."""
 
+WGMMA_K_BYTES = 32
+"""Bytes of K that one wgmma consumes of each operand row (k16 of 16-bit elements)."""
+
 MBARRIER_BYTES = 8
 
 ACCUMULATOR_BYTES = 4
@@ -116,8 +119,7 @@ def exchange_slots(schedule: Schedule) -> int:
     """Pieces of partial sums a consumer warpgroup receives at most: the CTAs that share K own its pieces in turn."""
     if not schedule.split_cluster:
         return 0
-    pieces = len(store_pieces(schedule.tile_n, schedule.epilogue_n)) * schedule.m64_per_warpgroup
-    return (schedule.split_k - 1) * -(-pieces // schedule.split_k)
+    return (schedule.split_k - 1) * -(-piece_count(schedule) // schedule.split_k)
 
 
 def launch_registers(threads: int, registers_per_sm: int) -> int:
@@ -204,3 +206,8 @@ def store_pieces(tile_n: int, epilogue_n: int) -> tuple[tuple[int, int], ...]:
         pieces.append((column, width))
         column += width
     return tuple(pieces)
+
+
+def piece_count(schedule: Schedule) -> int:
+    """Pieces in which a consumer warpgroup stores its part of a tile."""
+    return len(store_pieces(schedule.tile_n, schedule.epilogue_n)) * schedule.m64_per_warpgroup

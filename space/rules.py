@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from .device import Device
 from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, Problem
-from .resources import max_accumulators, operand_tiles, producer_extras, register_splits, shared_memory, store_pieces
+from .resources import max_accumulators, operand_tiles, piece_count, producer_extras, register_splits, shared_memory
 from .schedule import COOPERATIVE, PINGPONG, Schedule
 from .tiles import tile_grid
 
@@ -159,7 +159,7 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         if (s.epilogue_n, s.epilogue_buffers) != (64, 2):
             yield "an epilogue chunk with direct stores: valid is the default 64x2, which they do not use"
     else:
-        pieces = len(store_pieces(s.tile_n, s.epilogue_n)) * s.m64_per_warpgroup
+        pieces = piece_count(s)
         if s.epilogue_n > max(s.tile_n, EPILOGUE_N[0]):
             yield f"epilogue_n {s.epilogue_n} for tile_n {s.tile_n}: valid is at most the tile"
         elif s.epilogue_buffers > pieces:

@@ -140,35 +140,35 @@ def _words(tensor: torch.Tensor) -> str:
 
 @functools.lru_cache(maxsize=_BOUND)
 def _bound(problem: Problem, index: int, stream: int, addresses: tuple[int, ...]) -> BoundLaunch:
-    from .measure.driver import BoundLaunch
-
-    kernel, plan = _kernel(problem, index)
-    a, b, d, bias, c = addresses
-    return BoundLaunch(kernel, plan, a, b, d, workspace=_workspace(problem, index, stream).data_ptr(), bias=bias, c=c)
+    return _bind(problem, index, addresses, _workspace(problem, index, stream))
 
 
 def _launch_into_graph(problem: Problem, index: int, stream: int, addresses: tuple[int, ...]) -> None:
     """Launch while the stream is captured. The workspace is the graph's own, like every tensor made in a capture, and
     made zero again by each replay."""
+    _bind(problem, index, addresses, _zeros(problem, index)).launch(stream)
+
+
+def _bind(problem: Problem, index: int, addresses: tuple[int, ...], workspace: torch.Tensor) -> BoundLaunch:
     from .measure.driver import BoundLaunch
 
     kernel, plan = _kernel(problem, index)
     a, b, d, bias, c = addresses
-    workspace = _zeros(kernel, plan, index).data_ptr()
-    BoundLaunch(kernel, plan, a, b, d, workspace=workspace, bias=bias, c=c).launch(stream)
+    return BoundLaunch(kernel, plan, a, b, d, workspace=workspace.data_ptr(), bias=bias, c=c)
 
 
 @functools.cache
 def _workspace(problem: Problem, index: int, stream: int) -> torch.Tensor:
     """The memory in which parts of tiles meet, one for each stream: launches of one stream run after each other."""
-    return _zeros(*_kernel(problem, index), index)
+    return _zeros(problem, index)
 
 
-def _zeros(kernel: Kernel, plan: LaunchPlan, index: int) -> torch.Tensor:
-    """A new workspace; never empty, so that it has an address."""
+def _zeros(problem: Problem, index: int) -> torch.Tensor:
+    """A new workspace."""
     import torch
 
-    return torch.zeros(max(1, kernel.workspace_bytes(plan)), dtype=torch.uint8, device=f"cuda:{index}")
+    kernel, plan = _kernel(problem, index)
+    return torch.zeros(kernel.workspace_bytes(plan), dtype=torch.uint8, device=f"cuda:{index}")
 
 
 @functools.cache
