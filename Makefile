@@ -20,6 +20,7 @@ test: lint
 
 lint: .venv/with-dev $(if $(HOPPER),.venv/with-tune) build/types
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 
 .venv/with-%: pyproject.toml | $(BIN)/pip

@@ -7,7 +7,7 @@ from ..space.resources import OperandTile, operand_tiles
 from . import epilogue, fusion
 from .plan import FLAG_ALIGNMENT
 from .producer import ready_barrier
-from .walk import loop
+from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop
 
 
 def consumer(problem: Problem, s: Schedule, leave: str) -> str:
@@ -76,14 +76,14 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
             "  Ring<STAGES> ring{0, 0};",
             "  if (consumer == 1) ring.skip(k_blocks);",
             "",
-            *("  " + line for line in loop(s, "first_tile + consumer * tile_step", "2 * tile_step")),
+            *("  " + line for line in consumer_loop(s)),
         ]
     else:
-        lines += ["  Ring<STAGES> ring{0, 0};", "", *("  " + line for line in loop(s, warps=True))]
+        lines += ["  Ring<STAGES> ring{0, 0};", "", *("  " + line for line in consumer_loop(s, warps=True))]
     lines += [
         "    const Position at = tile_position(tile, walk);",
-        "    int row = (at.m * CLUSTER_M + cluster_row) * TILE_M + tile_row;",
-        "    int column = (at.n * CLUSTER_N + cluster_column) * TILE_N;",
+        f"    int row = {FIRST_ROW} + tile_row;",
+        f"    int column = {FIRST_COLUMN};",
         "    // Hides where they come from: the compiler would work them out again before every store.",
         '    asm volatile("" : "+r"(row), "+r"(column));',
         *("    " + line for line in fusion.before_main_loop(problem, s)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..space import PINGPONG, Problem, Schedule
 from .pieces import Piece, pieces
-from .walk import loop
+from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop
 
 
 def bias_axis(problem: Problem, s: Schedule) -> str:
@@ -72,8 +72,7 @@ def finish(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
             f"add_residual{where}, residual_chunks + residual.stage * CHUNK, thread);",
         ]
     elif fused.residual:
-        row = "row" if piece.block == 0 else f"row + {64 * piece.block}"
-        lines.append(f"add_residual{where}, c, c_pitch, {row}, column, m, n, thread);")
+        lines.append(f"add_residual{where}, c, c_pitch, {piece.row}, column, m, n, thread);")
     return lines
 
 
@@ -100,8 +99,7 @@ def loader(problem: Problem, s: Schedule) -> list[str]:
     """The branch of the warps that load a residual, one for each consumer, as far ahead as its buffers allow."""
     if not s.residual_buffers:
         return []
-    alone = s.arrangement == PINGPONG
-    first, step = ("first_tile + consumer * tile_step", "2 * tile_step") if alone else ("first_tile", "tile_step")
+    rows = "" if s.arrangement == PINGPONG else " + consumer * 64 * M64"
     lines = [
         "if (warp > 0 && warp <= CONSUMERS && elect_one()) {",
         "  // Brings the residual of one consumer, chunk by chunk, ahead of its epilogue.",
@@ -112,10 +110,10 @@ def loader(problem: Problem, s: Schedule) -> list[str]:
         lines.append("  wait_for_dependencies();")
     lines += [
         "  Ring<RESIDUALS> residual{0, 0};",
-        *("  " + line for line in loop(s, first, step)),
+        *("  " + line for line in consumer_loop(s)),
         "    const Position at = tile_position(tile, walk);",
-        f"    const int row = (at.m * CLUSTER_M + cluster_row) * TILE_M{'' if alone else ' + consumer * 64 * M64'};",
-        "    const int column = (at.n * CLUSTER_N + cluster_column) * TILE_N;",
+        f"    const int row = {FIRST_ROW}{rows};",
+        f"    const int column = {FIRST_COLUMN};",
         "    auto load = [&](const TensorMap& map, int width, int x, int y) {",
         "      mbarrier_wait(free + 8 * residual.stage, residual.parity ^ 1);",
         "      mbarrier_expect(landed + 8 * residual.stage, 64 * 2 * width);",

@@ -20,11 +20,15 @@ class Piece:
     turn: int
     """How many pieces its owner has stored before it."""
 
+    @property
+    def row(self) -> str:
+        """Its first row, as a CUDA expression of `row`."""
+        return "row" if self.block == 0 else f"row + {64 * self.block}"
+
     def place(self, s: Schedule) -> str:
         """The TMA coordinates of the piece in D, as CUDA expressions of `row` and `column`."""
-        row = "row" if self.block == 0 else f"row + {64 * self.block}"
         column = "column" if self.column == 0 else f"column + {self.column}"
-        return f"{row}, {column}" if s.swap_ab else f"{column}, {row}"
+        return f"{self.row}, {column}" if s.swap_ab else f"{column}, {self.row}"
 
 
 def pieces(s: Schedule) -> Iterator[Piece]:

@@ -6,7 +6,7 @@ from ..space import Problem, Schedule
 from ..space.resources import OperandTile, operand_tiles
 from . import fusion
 from .ptx import load_name
-from .walk import loop
+from .walk import FIRST_COLUMN, FIRST_ROW, loop
 
 
 def ready_barrier(s: Schedule) -> str:
@@ -57,7 +57,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             "        const Position at = tile_position(tile, walk);",
             "        for (; early < STAGES && early < k_blocks; ++early) {",
             "          mbarrier_expect(full + 8 * early, A_STAGE + B_STAGE);",
-            f"          load_{early}(early, ({first}early) * TILE_K, {_tile_row(early)});",
+            f"          load_{early}(early, ({first}early) * TILE_K, {_TILE_ROW[early]});",
             "        }",
             "        break;",
             "      }",
@@ -70,9 +70,9 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             "          } else {",
             "            mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
             "            mbarrier_expect(full + 8 * ring.stage, A_STAGE + B_STAGE);",
-            f"            load_{early}(ring.stage, column, {_tile_row(early)});",
+            f"            load_{early}(ring.stage, column, {_TILE_ROW[early]});",
             "          }",
-            f"          load_{late}(ring.stage, column, {_tile_row(late)});",
+            f"          load_{late}(ring.stage, column, {_TILE_ROW[late]});",
         ]
     else:
         if s.dependent_launch:
@@ -80,8 +80,8 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         fill = [
             "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
             "          mbarrier_expect(full + 8 * ring.stage, A_STAGE + B_STAGE);",
-            f"          load_a(ring.stage, column, {_tile_row('a')});",
-            f"          load_b(ring.stage, column, {_tile_row('b')});",
+            f"          load_a(ring.stage, column, {_TILE_ROW['a']});",
+            f"          load_b(ring.stage, column, {_TILE_ROW['b']});",
         ]
     lines += [
         "      bool backwards = false;",
@@ -104,12 +104,8 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     return "\n".join(lines)
 
 
-def _tile_row(operand: str) -> str:
-    """The first row of the CTA's tile in an operand of the kernel."""
-    return {
-        "a": "(at.m * CLUSTER_M + cluster_row) * TILE_M",
-        "b": "(at.n * CLUSTER_N + cluster_column) * TILE_N",
-    }[operand]
+_TILE_ROW = {"a": FIRST_ROW, "b": FIRST_COLUMN}
+"""The first row of the CTA's tile in an operand of the kernel."""
 
 
 def _load_operand(s: Schedule, name: str, tile: OperandTile) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..space import Schedule, TileGrid, ceil_div
+from ..space import PINGPONG, Schedule, TileGrid, ceil_div
 
 FIELDS = (
     "tiles_m",
@@ -120,6 +120,11 @@ __device__ __forceinline__ Work work(int unit, int worker, int workers, int tile
 }"""
 
 
+FIRST_ROW = "(at.m * CLUSTER_M + cluster_row) * TILE_M"
+FIRST_COLUMN = "(at.n * CLUSTER_N + cluster_column) * TILE_N"
+"""Where the CTA's tile begins in what the kernel computes: CUDA expressions of a `Position` called `at`."""
+
+
 def functions(s: Schedule) -> list[str]:
     """Device functions of the walk."""
     if not s.workspace:
@@ -142,3 +147,10 @@ def loop(s: Schedule, first: str = "first_tile", step: str = "tile_step", warps:
         "  const int k_blocks = "
         + ("__shfl_sync(0xffffffff, unit_work.k_blocks, 0);" if warps else "unit_work.k_blocks;"),
     ]
+
+
+def consumer_loop(s: Schedule, warps: bool = False) -> list[str]:
+    """`loop` over the tiles of `consumer`: ping-pong warpgroups take every other tile, cooperative ones all."""
+    if s.arrangement == PINGPONG:
+        return loop(s, "first_tile + consumer * tile_step", "2 * tile_step", warps)
+    return loop(s, warps=warps)
