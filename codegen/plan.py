@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..space import (
@@ -61,17 +62,24 @@ class WorkspaceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Argument:
+    """A kernel argument after the integers: of type `address` (of device memory, 64 bits), `int64` or `float`."""
+
+    type: str
+    name: str
+    value: int | None = None
+    """Known to the plan; None for what only the caller knows, under `name`."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One launch. Arguments are the tensor maps in order, then `ints`, then 64-bit ones: the address of the workspace
-    if there is one; of the bias if there is one; the address and the pitch in elements of a residual that consumers
-    read themselves; and of D for direct stores."""
+    """One launch. Arguments are the tensor maps in order, then `ints`, then `arguments`."""
 
     tensor_maps: tuple[TensorMapSpec, ...]
     ints: tuple[int, ...]
-    bias: bool
-    direct_residual: bool
-    direct_store: bool
-    d_pitch: int
+    arguments: tuple[Argument, ...]
+    """Each only where the kernel has it: the address of the workspace; of the bias; address and pitch in elements of a
+    residual that consumers read themselves; and of D for direct stores."""
     block: int
     cluster: int
     smem_bytes: int
@@ -83,6 +91,12 @@ class LaunchPlan:
     dependent: bool
     """Launch with programmatic stream serialization: before the kernel ahead in the stream has finished."""
     workspace: WorkspaceSpec | None
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The names of what the caller has to give: addresses of matrices (`a`, `b`, `d`, ...) and `arguments`."""
+        matrices = [spec.operand for spec in self.tensor_maps]
+        return tuple(dict.fromkeys(matrices + [each.name for each in self.arguments if each.value is None]))
 
     def grid(self, resident_clusters: int) -> int:
         """CTAs to launch (a one-dimensional grid), when the device holds `resident_clusters` clusters at once
@@ -147,10 +161,7 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
             int(schedule.k_zigzag),
             *walk.values(grid, schedule),
         ),
-        bias=bool(problem.fused.bias),
-        direct_residual=problem.fused.residual and not schedule.residual_buffers,
-        direct_store=schedule.store == "direct",
-        d_pitch=problem.n,
+        arguments=tuple(_arguments(problem, schedule)),
         block=schedule.threads,
         cluster=schedule.cluster_size,
         smem_bytes=shared_memory(problem, schedule).total,
@@ -160,6 +171,19 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
         dependent=bool(schedule.dependent_launch),
         workspace=_workspace(schedule, grid) if schedule.workspace else None,
     )
+
+
+def _arguments(problem: Problem, schedule: Schedule) -> Iterator[Argument]:
+    if schedule.workspace:
+        yield Argument("address", "workspace")
+    if problem.fused.bias:
+        yield Argument("address", "bias")
+    if problem.fused.residual and not schedule.residual_buffers:
+        yield Argument("address", "c")
+        yield Argument("int64", "c_pitch", problem.n)
+    if schedule.store == "direct":
+        yield Argument("address", "d")
+        yield Argument("int64", "d_pitch", problem.n)
 
 
 def _workspace(schedule: Schedule, grid: TileGrid) -> WorkspaceSpec:

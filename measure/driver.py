@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from cuda.bindings import driver as cuda
@@ -187,53 +188,32 @@ def launch_config(plan: LaunchPlan, grid: int) -> Any:
     return config
 
 
+_ARGUMENTS: Mapping[str, Any] = {"address": ctypes.c_uint64, "int64": ctypes.c_int64, "float": ctypes.c_float}
+
+
 class BoundLaunch:
-    """A kernel bound to a problem and to the addresses of A, B and D, and of the bias and residual `c` where it has
-    them: everything encoded, ready to be launched.
+    """A kernel bound to a problem and to `values`, the address or number of each name in `plan.needed`: everything
+    encoded, ready to be launched. Names that the plan does not need are ignored.
 
     `workspace` is the address of `kernel.workspace_bytes(plan)` bytes, zero before the first launch; each launch leaves
     them as it needs them. Launches that may run at the same time must not share it.
 
     Raises:
-        ValueError: the plan needs a workspace, a bias or a residual and there is none.
+        ValueError: a needed value is missing.
         DriverError: a tensor map is refused.
     """
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        plan: LaunchPlan,
-        a: int,
-        b: int,
-        d: int,
-        *,
-        workspace: int = 0,
-        bias: int = 0,
-        c: int = 0,
-    ) -> None:
-        residual = plan.direct_residual or any(spec.operand == "c" for spec in plan.tensor_maps)
-        for name, needed, address in (
-            ("workspace", plan.workspace is not None, workspace),
-            ("bias", plan.bias, bias),
-            ("residual", residual, c),
-        ):
-            if needed and not address:
-                raise ValueError(f"the launch needs a {name}: valid is an address in device memory")
+    def __init__(self, kernel: Kernel, plan: LaunchPlan, values: Mapping[str, int | float]) -> None:
+        if missing := [name for name in plan.needed if name not in values]:
+            raise ValueError(f"the launch needs {', '.join(missing)}: valid is a value for each of {plan.needed}")
         self._kernel = kernel
         self._config = launch_config(plan, plan.grid(kernel.resident_clusters))
         self._stream = 0
-        pointers = {"a": a, "b": b, "c": c, "d": d}
         # Kept alive here: the parameters are addresses of these objects, which the driver copies at every launch.
-        self._maps = [TensorMap(spec, pointers[spec.operand]) for spec in plan.tensor_maps]
+        self._maps = [TensorMap(spec, int(values[spec.operand])) for spec in plan.tensor_maps]
         self._scalars: list[Any] = [ctypes.c_int32(value) for value in plan.ints]
-        if plan.workspace is not None:
-            self._scalars.append(ctypes.c_uint64(workspace))
-        if plan.bias:
-            self._scalars.append(ctypes.c_uint64(bias))
-        if plan.direct_residual:
-            self._scalars += [ctypes.c_uint64(c), ctypes.c_int64(plan.d_pitch)]
-        if plan.direct_store:
-            self._scalars += [ctypes.c_uint64(d), ctypes.c_int64(plan.d_pitch)]
+        for each in plan.arguments:
+            self._scalars.append(_ARGUMENTS[each.type](values[each.name] if each.value is None else each.value))
         addresses = [tensor_map.address for tensor_map in self._maps]
         addresses += [ctypes.addressof(scalar) for scalar in self._scalars]
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)

@@ -426,17 +426,7 @@ def _workspace(kernel: Kernel, plan: LaunchPlan) -> Any:
 
 
 def _bind(kernel: Kernel, plan: LaunchPlan, operands: OperandSet, workspace: Any) -> BoundLaunch:
-    optional = {"bias": operands.bias, "c": operands.c}
-    addresses = {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in optional.items()}
-    return BoundLaunch(
-        kernel,
-        plan,
-        operands.a.data_ptr(),
-        operands.b.data_ptr(),
-        operands.d.data_ptr(),
-        workspace=workspace.data_ptr(),
-        **addresses,
-    )
+    return BoundLaunch(kernel, plan, {**operands.values, "workspace": workspace.data_ptr()})
 
 
 def _close(slots: list[Slot]) -> None:

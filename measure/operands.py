@@ -59,6 +59,12 @@ class OperandSet:
         """A, B, and what the epilogue reads."""
         return [tensor for tensor in (self.a, self.b, self.bias, self.c) if tensor is not None]
 
+    @property
+    def values(self) -> dict[str, int | float]:
+        """What a launch is bound to: addresses by name."""
+        tensors = {"a": self.a, "b": self.b, "d": self.d, "bias": self.bias, "c": self.c}
+        return {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+
     def fill_normal(self, seed: int) -> None:
         """Draw the inputs anew from N(0, 1), in place."""
         generator = _generator(seed)

@@ -144,6 +144,19 @@ def test_grid_of_a_plan() -> None:
     assert launch_plan(Problem(8192, 8192, 512), replace(COOPERATIVE, ctas=128)).grid(66) == 128
 
 
+def test_a_plan_names_what_its_launch_needs() -> None:
+    split = "coop1_64x64x128_s5_w0_c1x1_tile_rm1_reg0-0_{}_k4_slots"
+    for name, epilogue, needed in (
+        (COOPERATIVE.name, "none", ("a", "b", "d")),
+        (COOPERATIVE.name + "_res1", "bias+residual", ("a", "b", "d", "c", "bias")),
+        (COOPERATIVE.name, "bias_m+residual", ("a", "b", "d", "bias", "c")),
+        (split.format("direct"), "none", ("a", "b", "workspace", "d")),
+    ):
+        plan = launch_plan(Problem(512, 1280, 8192, epilogue=epilogue), Schedule.parse(name))
+        assert plan.needed == needed
+        assert [each.value for each in plan.arguments if each.type == "int64"] in ([], [1280])
+
+
 def test_workspace_of_a_plan() -> None:
     problem = Problem(64, 1280, 8192)
     split = Schedule.parse("coop1_64x64x128_s5_w0_c1x1_tile_rm1_reg0-0_tma16x2_k4_slots")

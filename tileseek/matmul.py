@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
     from .measure.driver import BoundLaunch, Kernel
 
+Values = tuple[tuple[str, int | float], ...]
+"""What a launch is bound to, by the names of its plan."""
+
+_KERNEL_NAMES = {"residual": "c", "out": "d"}
+"""The kernel's names of `matmul`'s tensors, where they differ."""
+
 _BOUND = 1024
 """Bindings of kernels to addresses that are kept: torch hands out the same addresses again and again."""
 
@@ -49,10 +55,10 @@ def matmul(
     except ModuleNotFoundError as error:
         raise BadInput("the package torch is not installed: valid is an installation of tileseek[tune]") from error
 
-    extras = {"bias": bias, "residual": residual}
     problem = replace(_problem(a, b), epilogue=_epilogue(a, b, bias, activation, residual))
-    inputs = [tensor for tensor in (a, b, bias, residual) if tensor is not None]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+    given = {"a": a, "b": b, "bias": bias, "residual": residual}
+    tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values()):
         raise BadInput("an input requires a gradient, which matmul does not compute: valid is torch.no_grad()")
     if out is None:
         out = torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
@@ -60,17 +66,17 @@ def matmul(
         raise BadInput(
             f"out is {_words(out)}: valid is a contiguous {problem.m} x {problem.n} of {a.dtype} on {a.device}"
         )
-    for name, tensor in (("a", a), ("b", b), *extras.items(), ("out", out)):
-        if tensor is not None and tensor.data_ptr() % TMA_ALIGNMENT:
+    tensors["out"] = out
+    for name, tensor in tensors.items():
+        if tensor.data_ptr() % TMA_ALIGNMENT:
             raise BadInput(f"{name} starts at {tensor.data_ptr():#x}: valid are multiples of {TMA_ALIGNMENT} bytes")
     with torch.cuda.device(a.device):
         stream = torch.cuda.current_stream().cuda_stream
-        given = [0 if tensor is None else tensor.data_ptr() for tensor in (bias, residual)]
-        addresses = (a.data_ptr(), b.data_ptr(), out.data_ptr(), *given)
+        values = tuple((_KERNEL_NAMES.get(name, name), tensor.data_ptr()) for name, tensor in tensors.items())
         if torch.cuda.is_current_stream_capturing():
-            _launch_into_graph(problem, a.device.index, stream, addresses)
+            _launch_into_graph(problem, a.device.index, stream, values)
         else:
-            _bound(problem, a.device.index, stream, addresses).launch(stream)
+            _bound(problem, a.device.index, stream, values).launch(stream)
     return out
 
 
@@ -139,22 +145,21 @@ def _words(tensor: torch.Tensor) -> str:
 
 
 @functools.lru_cache(maxsize=_BOUND)
-def _bound(problem: Problem, index: int, stream: int, addresses: tuple[int, ...]) -> BoundLaunch:
-    return _bind(problem, index, addresses, _workspace(problem, index, stream))
+def _bound(problem: Problem, index: int, stream: int, values: Values) -> BoundLaunch:
+    return _bind(problem, index, values, _workspace(problem, index, stream))
 
 
-def _launch_into_graph(problem: Problem, index: int, stream: int, addresses: tuple[int, ...]) -> None:
+def _launch_into_graph(problem: Problem, index: int, stream: int, values: Values) -> None:
     """Launch while the stream is captured. The workspace is the graph's own, like every tensor made in a capture, and
     made zero again by each replay."""
-    _bind(problem, index, addresses, _zeros(problem, index)).launch(stream)
+    _bind(problem, index, values, _zeros(problem, index)).launch(stream)
 
 
-def _bind(problem: Problem, index: int, addresses: tuple[int, ...], workspace: torch.Tensor) -> BoundLaunch:
+def _bind(problem: Problem, index: int, values: Values, workspace: torch.Tensor) -> BoundLaunch:
     from .measure.driver import BoundLaunch
 
     kernel, plan = _kernel(problem, index)
-    a, b, d, bias, c = addresses
-    return BoundLaunch(kernel, plan, a, b, d, workspace=workspace.data_ptr(), bias=bias, c=c)
+    return BoundLaunch(kernel, plan, {**dict(values), "workspace": workspace.data_ptr()})
 
 
 @functools.cache
