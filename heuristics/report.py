@@ -52,7 +52,7 @@ def _winners(entries: Sequence[Entry], names: Mapping[Problem, str]) -> str:
         for entry in entries
     ]
     header = ["problem", "us", "noise", "vs cuBLAS", "vs best cuBLASLt", "policy", "tried", "schedule"]
-    return _markdown_table(header, rows)
+    return markdown_table(header, rows)
 
 
 def _summary(entries: Sequence[Entry]) -> str:
@@ -83,7 +83,7 @@ def _coverage(table: Table, problems: Sequence[Problem]) -> str:
         ]
         for row in coverage
     ]
-    text = _markdown_table([*words, *_COUNTED], rows)
+    text = markdown_table([*words, *_COUNTED], rows)
     missing = table.missing(problems)
     if missing:
         text += f"\n\nNot in the table, of {len(problems)} asked for: " + ", ".join(p.key for p in missing) + "."
@@ -101,7 +101,8 @@ def _counts(contents: JournalContents, table: Table) -> str:
     return "\n".join(lines)
 
 
-def _markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown, without a line break at its end."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 

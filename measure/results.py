@@ -53,6 +53,8 @@ class Result:
     """`worst`: largest error as a share of its tolerance; `norm`: relative error of the whole output; `seeds`;
     `companions`: the odd shapes that were right to the bit."""
     times_us: tuple[float, ...] = ()
+    clocks_mhz: tuple[float, ...] = ()
+    """The effective SM clock of each of them."""
     median_us: float = 0.0
     median_cycles: float = 0.0
     """Cycles of one SM for one call: time x effective clock."""
@@ -92,4 +94,5 @@ class Result:
         obj["check"] = dict(self.check)
         obj["ci95"] = {name: list(interval) for name, interval in self.ci95.items()}
         obj["times_us"] = [round(time, 4) for time in self.times_us]
+        obj["clocks_mhz"] = [round(clock, 1) for clock in self.clocks_mhz]
         return obj

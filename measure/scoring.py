@@ -86,6 +86,7 @@ def score(field: Field, candidate: Candidate, smem: int, check: Mapping[str, Any
         smem=smem,
         check=check,
         times_us=tuple(sample.us for sample in taken),
+        clocks_mhz=tuple(sample.mhz for sample in taken),
         median_us=median_us,
         median_cycles=median([_cycles(sample) for sample in taken]),
         **{name: value.median for name, value in ratios.items()},

@@ -210,6 +210,8 @@ def test_generated_kernels_pass(schedule: Schedule) -> None:
 
 FOR_EACH_BLOCK = "for (int i = 0; i < M64; ++i"
 UNIFORM_WARP = "int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0)"
+A_STEP = "a + ((step / 4 * A_SLAB + step % 4 * 32 + i * 64 * 128) >> 4)"
+A_BUILT = "descriptor(smem + SMEM_A + ring.stage * A_STAGE + step % 4 * 32, 16)"
 NEXT, COMMIT = "      ring.next();\n", "      wgmma_commit();\n"
 
 
@@ -221,6 +223,7 @@ NEXT, COMMIT = "      ring.next();\n", "      wgmma_commit();\n"
         (SMALL, FOR_EACH_BLOCK, FOR_EACH_BLOCK + ", wgmma_fence()", "wgmma fences in the K loop, not 1"),
         (SMALL, COMMIT, COMMIT + "wgmma_wait<0>();", "2 wgmma waits in the K loop, not 1"),
         (SPLIT, UNIFORM_WARP, "int warp = threadIdx.x / 32", "moves to uniform registers"),
+        (SMALL, A_STEP, A_BUILT, "in the K loop for 4 wgmmas, over the budget of 48"),
         (SMALL, NEXT, NEXT + "__threadfence();", "memory fences in the K loop"),
         (SMALL, NEXT, NEXT + "__syncthreads();", "1 CTA barriers in the K loop, not 0"),
         (SPLIT, "grow_registers<232>();", "", "1 setmaxnreg instructions, not 2"),

@@ -129,6 +129,10 @@ def test_codegen_audit_and_sass(run: Cli, tmp_path: Path, monkeypatch: pytest.Mo
     loops = [words for name, words in facts if name == "loop"]
     assert len(loops) == len(audit["loops"]) > 0
     assert f"hgmma {audit['loops'][0]['hgmma']}, " in loops[0]
+    assert f"budget {audit['loops'][0]['budget']}" in loops[0]
+    assert audit["instructions_per_wgmma"] == pytest.approx(
+        audit["loops"][0]["instructions"] / audit["loops"][0]["hgmma"], abs=0.01
+    )
     assert "HGMMA" in run("codegen", *SIZES, "--schedule", FOURTH.name, "--sass").out
 
 

@@ -11,7 +11,7 @@ import warnings
 import typer
 
 from . import __version__
-from .commands import bench, codegen, dataset, doctor, export, query, report, speed, tune
+from .commands import bench, codegen, dataset, doctor, export, query, report, roadmap, speed, tune
 from .space import BadInput
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("doctor")(doctor.command)
 app.command("speed")(speed.command)
+app.command("roadmap")(roadmap.command)
 
 
 def _version(show: bool) -> None:

@@ -60,7 +60,15 @@ def command(
     kernel = compile_kernel(problem, chosen)
     if audit and kernel.audit is not None:
         accepted = kernel.status == "ok"
-        document = {"schedule": chosen.name, "accepted": accepted, "reason": kernel.reason, **kernel.audit.to_json()}
+        document = {
+            "schedule": chosen.name,
+            "accepted": accepted,
+            "reason": kernel.reason,
+            "instructions_per_wgmma": round(kernel.audit.instructions_per_wgmma, 2),
+            **kernel.audit.to_json(),
+        }
+        for facts, loop in zip(document["loops"], kernel.audit.loops, strict=True):
+            facts["budget"] = loop.budget
         if as_json:
             print_json(document)
         else:

@@ -1,0 +1,383 @@
+"""The road map of Hopper matmul as pairs to measure: each choice on and off, all else equal, where it should matter."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..heuristics.query import best_schedule
+from ..heuristics.table import Table
+from ..space import LAYOUTS, BadInput, Device, Problem, Schedule, nearest, sample, violations
+from ..space.problem import OVERLAPS
+
+Changes = Mapping[str, Any]
+"""Fields of a schedule and the values that they get."""
+
+PROBLEMS: Mapping[str, Problem] = {
+    "square": Problem(8192, 8192, 8192),
+    "prefill": Problem(2048, 6144, 4096),
+    "small_square": Problem(2048, 2048, 2048),
+    "short_k": Problem(8192, 32768, 512),
+    "long_k": Problem(2048, 2048, 65536),
+    "one_tile": Problem(256, 256, 65536),
+    "wave_and_a_bit": Problem(2304, 2048, 8192),
+    "decode_16": Problem(16, 6144, 4096),
+    "decode_64": Problem(64, 8192, 8192),
+    "decode_overlap": Problem(16, 4096, 4096, overlap="weights"),
+    "residual": Problem(8192, 8192, 1024, epilogue="residual"),
+    "residual_prefill": Problem(2048, 4096, 4096, epilogue="bias+gelu+residual"),
+}
+"""What the rows are measured on: large and power-limited, one wave, much K, little K, decode, with a residual."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One choice of the road map. Each of `on` makes a pair with `off` on each of the problems."""
+
+    id: str
+    choice: str
+    why: str
+    """What it trades for what, in one line."""
+    on: Sequence[Changes]
+    off: Changes
+    problems: Sequence[str]
+    given: Changes = field(default_factory=dict)
+    """What both sides have instead of what the table's schedule has, so that the choice is there to be made."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two schedules of one problem that differ in one choice, and in what that choice makes impossible to keep."""
+
+    row: Row
+    on_changes: Changes
+    problem_name: str
+    problem: Problem
+    provenance: str
+    """Where the schedule comes from that both are made of (`heuristics.query`)."""
+    on: Schedule
+    off: Schedule
+
+    @property
+    def adjusted(self) -> str:
+        """In what else they differ, because the rules demand it, in words."""
+        on, off = self.on.to_json(), self.off.to_json()
+        forced = [name for name in on if on[name] != off[name] and name not in {*self.on_changes, *self.row.off}]
+        return ", ".join(f"{name} {on[name]} / {off[name]}" for name in forced)
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What tells pairs apart."""
+        return (self.row.id, self.problem_name, self.on.name, self.off.name)
+
+
+@dataclass(frozen=True)
+class Impossible:
+    """A pair that the rules forbid, and why."""
+
+    row: Row
+    on_changes: Changes
+    problem_name: str
+    reason: str
+
+
+_COOPERATIVE = {"arrangement": "coop", "consumers": 2, "tile_m": 128, "tile_k": 64, "stream_k": False}
+_PINGPONG = {"arrangement": "pp", "consumers": 2, "tile_m": 128, "tile_k": 64}
+_SPLITTABLE = {"arrangement": "coop", "consumers": 1, "tile_m": 64, "tile_n": 64, "tile_k": 128, "stages": 4}
+_NO_CLUSTER = {"cluster_m": 1, "cluster_n": 1}
+_WALK = {"raster": "m", "swizzle": 8, "serpentine": False, "k_zigzag": False}
+_REGISTERS = {"producer_regs": 40, "consumer_regs": 232}
+
+ROWS: Sequence[Row] = (
+    Row(
+        "K3",
+        "wgmma groups in flight",
+        "The next group is queued before the last has drained; the stage is handed back one k-block later.",
+        on=[{"mma_in_flight": 1}],
+        off={"mma_in_flight": 0},
+        problems=["square", "prefill", "decode_64"],
+    ),
+    Row(
+        "stages",
+        "stages of the ring",
+        "More loads in flight hide the latency of memory; the space is taken from the epilogue.",
+        on=[{"stages": 3}, {"stages": 4}],
+        off={"stages": 2},
+        problems=["square", "prefill"],
+        given={**_PINGPONG, "tile_n": 192, **_REGISTERS, "epilogue_n": 32, "epilogue_buffers": 2, "cluster_n": 1},
+    ),
+    Row(
+        "tile_k",
+        "K of a stage",
+        "Fewer barriers and waits for the same bytes in flight, in larger steps.",
+        on=[{"tile_k": 128, "stages": 4}],
+        off={"tile_k": 64, "stages": 8},
+        problems=["decode_64", "decode_16"],
+        given={"tile_n": 64, "swap_ab": True, **_NO_CLUSTER},
+    ),
+    Row(
+        "P1",
+        "cooperative, persistent",
+        "A CTA loads the next tile while it stores the last, and starts once; a tile each leaves that to a new CTA.",
+        on=[{"persistent": True}],
+        off={"persistent": False},
+        problems=["square", "prefill", "short_k"],
+        given={**_COOPERATIVE, "tile_n": 192, **_WALK, **_REGISTERS, "ctas": 0},
+    ),
+    Row(
+        "P1",
+        "128 CTAs instead of all",
+        "Divides power-of-two grids into equal shares, and leaves four SMs idle.",
+        on=[{"ctas": 128}],
+        off={"ctas": 0},
+        problems=["small_square", "square"],
+        given={"persistent": True},
+    ),
+    Row(
+        "P2",
+        "ping-pong instead of cooperative",
+        "One warpgroup's epilogue runs under the other's wgmmas; each needs the accumulators of a whole tile.",
+        on=[{"arrangement": "pp"}],
+        off={"arrangement": "coop"},
+        problems=["square", "prefill", "short_k"],
+        given={"consumers": 2, "tile_m": 128, "persistent": True},
+    ),
+    Row(
+        "P6",
+        "clusters that share loads",
+        "Each operand tile is read from L2 once for all CTAs that share it, and these wait for each other.",
+        on=[
+            {"cluster_m": m, "cluster_n": n}
+            for m, n in ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
+        ],
+        off=_NO_CLUSTER,
+        problems=["square", "prefill"],
+        given={**_PINGPONG, "tile_n": 192, "stages": 4, **_REGISTERS, "ctas": 0},
+    ),
+    Row(
+        "R1",
+        "registers moved to the consumers",
+        "Room for more accumulators; with those that fit anyway it can only cost the two instructions.",
+        on=[{"producer_regs": 40, "consumer_regs": 232}, {"producer_regs": 24, "consumer_regs": 240}],
+        off={"producer_regs": 0, "consumer_regs": 0},
+        problems=["square", "prefill"],
+        given={**_COOPERATIVE, "tile_n": 256, "epilogue_n": 64, "epilogue_buffers": 1, **_NO_CLUSTER},
+    ),
+    Row(
+        "L1",
+        "swizzle of the tile order",
+        "CTAs that run together share rows and columns, so that both operands stay in L2.",
+        on=[{"swizzle": swizzle} for swizzle in (2, 4, 8, 16, 32)],
+        off={"swizzle": 1},
+        problems=["square", "short_k"],
+        given={"serpentine": False},
+    ),
+    Row(
+        "L2",
+        "raster axis",
+        "Which operand is walked over first, and stays in L2 longer.",
+        on=[{"raster": "n"}],
+        off={"raster": "m"},
+        problems=["square", "short_k"],
+        given={"swizzle": 8, "serpentine": False},
+    ),
+    Row(
+        "L2",
+        "serpentine along m",
+        "At the turn of a band the operand that was read last is still in L2.",
+        on=[{"serpentine": True}],
+        off={"serpentine": False},
+        problems=["square", "short_k"],
+        given={"swizzle": 8, "raster": "m"},
+    ),
+    Row(
+        "L2",
+        "serpentine along n",
+        "At the turn of a band the operand that was read last is still in L2.",
+        on=[{"serpentine": True}],
+        off={"serpentine": False},
+        problems=["square", "short_k"],
+        given={"swizzle": 8, "raster": "n"},
+    ),
+    Row(
+        "L3",
+        "K backwards on odd tiles",
+        "The K that the tile before read last is still in L2; matters where the K of a wave exceeds it.",
+        on=[{"k_zigzag": True}],
+        off={"k_zigzag": False},
+        problems=["long_k", "square"],
+        given={**_PINGPONG, "tile_n": 128, "split_k": 1, "reduction": "cluster", "stream_k": False, "persistent": True},
+    ),
+    Row(
+        "E3",
+        "stores by TMA through shared memory",
+        "Whole lines leave in one copy, at the price of a pass through shared memory.",
+        on=[{"store": "tma", "epilogue_n": 32, "epilogue_buffers": 2}],
+        off={"store": "direct", "epilogue_n": 64, "epilogue_buffers": 2},
+        problems=["square", "short_k"],
+        given={"stages": 4, "swap_ab": False},
+    ),
+    Row(
+        "E3",
+        "narrow chunks of the epilogue",
+        "Less shared memory and a first store sooner, in more and smaller stores.",
+        on=[{"epilogue_n": 16}, {"epilogue_n": 32}],
+        off={"epilogue_n": 64},
+        problems=["square", "short_k"],
+        given={"store": "tma", "epilogue_buffers": 1, "swap_ab": False},
+    ),
+    Row(
+        "E2",
+        "two chunks of the epilogue",
+        "One is filled while the other is stored; with one each chunk waits for the store before.",
+        on=[{"epilogue_buffers": 2}],
+        off={"epilogue_buffers": 1},
+        problems=["square", "short_k"],
+        given={"store": "tma", "epilogue_n": 32, "swap_ab": False},
+    ),
+    Row(
+        "E5",
+        "residual loaded by loader warps",
+        "Arrives ahead of the epilogue, in the swizzle of a chunk; otherwise consumers wait for device memory.",
+        on=[{"residual_buffers": 1}, {"residual_buffers": 2}],
+        off={"residual_buffers": 0},
+        problems=["residual", "residual_prefill"],
+        given={**_PINGPONG, "tile_n": 128, "stages": 4, **_REGISTERS, "epilogue_n": 64, "epilogue_buffers": 1,
+               "swap_ab": False, "stream_k": False, "split_k": 1, "reduction": "cluster"},
+    ),
+    Row(
+        "E6",
+        "residual in a ring",
+        "The next chunk lands while one is added; a single one is loaded behind the other.",
+        on=[{"residual_buffers": 2}, {"residual_buffers": 4}],
+        off={"residual_buffers": 1},
+        problems=["residual", "residual_prefill"],
+        given={**_PINGPONG, "tile_n": 128, "stages": 4, **_REGISTERS, "epilogue_n": 64, "epilogue_buffers": 1,
+               "swap_ab": False, "stream_k": False, "split_k": 1, "reduction": "cluster"},
+    ),
+    Row(
+        "cache hints",
+        "weights leave L2 first",
+        "What is read once does not displace what is read again.",
+        on=[{"evict_first": "b"}],
+        off={"evict_first": ""},
+        problems=["decode_16", "decode_64"],
+    ),
+    Row(
+        "cache hints",
+        "bytes that a load brings into L2",
+        "Fewer, larger requests to device memory; where rows are short more than is needed.",
+        on=[{"l2_promotion": 256}, {"l2_promotion": 128}],
+        off={"l2_promotion": 0},
+        problems=["decode_16", "square"],
+    ),
+    Row(
+        "split-K",
+        "several CTAs share the K of a tile",
+        "Fills the device where there are few tiles; parts have to be added up.",
+        on=[
+            {"split_k": 4, "reduction": "cluster"},
+            {"split_k": 4, "reduction": "slots"},
+            {"split_k": 4, "reduction": "atomic"},
+        ],
+        off={"split_k": 1, "reduction": "cluster"},
+        problems=["one_tile", "decode_16"],
+        given={**_SPLITTABLE, "persistent": False, "k_zigzag": False, "ctas": 0, **_NO_CLUSTER, "stream_k": False},
+    ),
+    Row(
+        "stream-K",
+        "the last wave cut into equal shares",
+        "No SM idles in the last wave; cut tiles are added up in device memory.",
+        on=[{"stream_k": True, "reduction": "slots"}],
+        off={"stream_k": False, "reduction": "cluster"},
+        problems=["wave_and_a_bit", "small_square"],
+        given={**_COOPERATIVE, "tile_n": 256, "stages": 4, "split_k": 1, "persistent": True, "ctas": 0,
+               "epilogue_n": 64, "epilogue_buffers": 1, **_REGISTERS, **_NO_CLUSTER},
+    ),
+    Row(
+        "swap-AB",
+        "the transpose computed",
+        "The 64 rows of a wgmma run along the weights, and its columns fit a small m.",
+        on=[{"swap_ab": True, "tile_m": 64, "tile_n": 16}],
+        off={"swap_ab": False, "tile_m": 64, "tile_n": 64},
+        problems=["decode_16"],
+        given={"arrangement": "coop", "consumers": 1, "tile_k": 128, "stages": 4, "split_k": 1, "reduction": "cluster",
+               "epilogue_n": 16, "epilogue_buffers": 1, "producer_regs": 0, "consumer_regs": 0, **_NO_CLUSTER},
+    ),
+    Row(
+        "swap-AB",
+        "the transpose computed",
+        "Which operand comes as rows; the store transposes.",
+        on=[{"swap_ab": True}],
+        off={"swap_ab": False},
+        problems=["decode_64", "square"],
+        given={**_NO_CLUSTER},
+    ),
+    Row(
+        "dependent launch",
+        "starts before the kernel ahead has finished",
+        "Hides the start of the kernel, and with weights the first loads.",
+        on=[{"dependent_launch": "wait"}, {"dependent_launch": "weights"}],
+        off={"dependent_launch": ""},
+        problems=["decode_overlap"],
+    ),
+)  # fmt: skip
+"""Every row that is a choice of the schedule. Those without a number of the road map are what it does not ask for."""
+
+
+AUDITED = 96
+"""Kernels drawn from the whole space for the numbers of the invariants."""
+
+
+def audit_sample(device: Device, count: int = AUDITED, seed: int = 0) -> list[tuple[Problem, Schedule]]:
+    """Random schedules of the whole space, all kinds of problem in turn."""
+    rng = random.Random(seed)
+    kinds = itertools.product(("bf16", "fp16"), LAYOUTS, ("none", "bias+gelu+residual", "bias_m+silu"), OVERLAPS)
+    problems = [Problem(4096, 4096, 4096, dtype, layout, 1, "", *words) for dtype, layout, *words in kinds]
+    rng.shuffle(problems)
+    return [(problem, sample(problem, device, rng)) for problem in itertools.islice(itertools.cycle(problems), count)]
+
+
+def plan(table: Table, device: Device, ids: Sequence[str] = ()) -> list[Pair | Impossible]:
+    """The pairs of the rows called `ids` (all without any), made of the table's schedules for the problems.
+
+    Raises:
+        BadInput: no row has one of the ids.
+    """
+    known = list(dict.fromkeys(row.id for row in ROWS))
+    for unknown in (word for word in ids if word not in known):
+        raise BadInput(f"row is {unknown!r}: valid are {', '.join(known)}")
+    return [
+        _pair(row, name, on, table, device)
+        for row in ROWS
+        if not ids or row.id in ids
+        for name in row.problems
+        for on in row.on
+    ]
+
+
+def _pair(row: Row, name: str, on: Changes, table: Table, device: Device) -> Pair | Impossible:
+    problem = PROBLEMS[name]
+    choice = best_schedule(problem, table, device)
+    sides = []
+    for side, changes in (("on", on), ("off", row.off)):
+        wish = {**row.given, **changes}
+        found = _nearest_with(choice.schedule, wish, problem, device)
+        if found is None:
+            broken = violations(problem, replace(choice.schedule, **wish), device)
+            return Impossible(row, on, name, f"{side}: {'; '.join(broken)}")
+        sides.append(found)
+    return Pair(row, on, name, problem, choice.provenance, *sides)
+
+
+def _nearest_with(base: Schedule, wish: Changes, problem: Problem, device: Device) -> Schedule | None:
+    """`base` with the fields of `wish`, the others as they are or as near as the rules allow; None when they do not
+    allow the wish."""
+    wanted = replace(base, **wish)
+    if not violations(problem, wanted, device):
+        return wanted
+    found = nearest(wanted.to_json(), problem, device)
+    return found if all(getattr(found, name) == value for name, value in wish.items()) else None
