@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..space import DTYPE_BYTES, Problem, Schedule
+from ..space import DTYPE_BYTES, GEMV, Problem, Schedule
 from ..space.resources import WGMMA_K_BYTES, piece_count
 from .sass import Loop, decode, in_wgmma_loops, k_loops
 
@@ -115,7 +115,7 @@ class Audit:
             yield f"{self.elect} elections of a thread, not {self.expected_elections}"
         if self.barrier_inits_in_loops:
             yield f"{self.barrier_inits_in_loops} mbarriers initialised inside a loop"
-        if not self.loops:
+        if self.expected_wgmmas and not self.loops:
             yield "no loop with wgmmas"
         for loop in self.loops:
             yield from self._loop_problems(loop)
@@ -187,7 +187,7 @@ def audit_kernel(problem: Problem, schedule: Schedule, log: str, cubin: bytes, e
         expected_setmaxnreg=2 if schedule.consumer_regs else 0,
         expected_stores=piece_count(schedule) if schedule.store == "tma" else 0,
         expected_multicast=schedule.multicast,
-        expected_elections=1 + (schedule.residual_buffers > 0),
+        expected_elections=(schedule.arrangement != GEMV) + (schedule.residual_buffers > 0),
     )
 
 

@@ -24,7 +24,7 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     fused = problem.fused
     found = []
     if fused.bias or fused.residual:
-        found.append(_WIDEN[problem.out_dtype])
+        found.append(widen_function(problem.out_dtype))
     if axis := bias_axis(problem, s):
         found.append(_COLUMN_BIAS if axis == "column" else _ROW_BIAS)
     if fused.activation:
@@ -32,6 +32,16 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     if fused.residual:
         found.append(_ldmatrix(s.swap_ab) + _RESIDUAL_STAGED if s.residual_buffers else _RESIDUAL_GLOBAL)
     return found
+
+
+def widen_function(dtype: str) -> str:
+    """`widen`: a 16-bit element, in the lower half of a word, to fp32."""
+    return _WIDEN[dtype]
+
+
+def activation_function(name: str) -> str:
+    """`activation`, of one value."""
+    return _ACTIVATIONS[name].rstrip()
 
 
 def before_main_loop(problem: Problem, s: Schedule) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..space import (
     DTYPE_BYTES,
+    GEMV,
     OUT_DTYPE_BYTES,
     Problem,
     Schedule,
@@ -25,7 +26,7 @@ from . import walk
 
 INT_ARGUMENTS = ("m", "n", "k", "k_zigzag", *walk.FIELDS)
 """The 32-bit kernel arguments after the tensor maps, in order: m and n are the rows and columns that the kernel
-computes; the last are the fields of its `Walk`."""
+computes; the last are the fields of its `Walk`. A `gemv` has the first three."""
 
 
 FLAG_ALIGNMENT = 128
@@ -78,8 +79,9 @@ class LaunchPlan:
     tensor_maps: tuple[TensorMapSpec, ...]
     ints: tuple[int, ...]
     arguments: tuple[Argument, ...]
-    """Each only where the kernel has it: the address of the workspace; of the bias; address and pitch in elements of a
-    residual that consumers read themselves; and of D for direct stores."""
+    """Each only where the kernel has it: the addresses of the operand with the kernel's rows and of the other, where
+    they are read without TMA; of the workspace; of the bias; address and pitch in elements of a residual that consumers
+    read themselves; and of D for direct stores."""
     block: int
     cluster: int
     smem_bytes: int
@@ -118,6 +120,8 @@ class LaunchPlan:
 
 def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
     """The launch of `schedule` on `problem`, which must be valid together."""
+    if schedule.arrangement == GEMV:
+        return _gemv_plan(problem, schedule)
     element = DTYPE_BYTES[problem.dtype]
     rows, columns = kernel_extents(problem, schedule)
     maps = []
@@ -174,6 +178,8 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
 
 
 def _arguments(problem: Problem, schedule: Schedule) -> Iterator[Argument]:
+    if schedule.arrangement == GEMV:
+        yield from (Argument("address", operand) for operand in ("ba" if schedule.swap_ab else "ab"))
     if schedule.workspace:
         yield Argument("address", "workspace")
     if problem.fused.bias:
@@ -184,6 +190,25 @@ def _arguments(problem: Problem, schedule: Schedule) -> Iterator[Argument]:
     if schedule.store == "direct":
         yield Argument("address", "d")
         yield Argument("int64", "d_pitch", problem.n)
+
+
+def _gemv_plan(problem: Problem, s: Schedule) -> LaunchPlan:
+    grid = tile_grid(problem, s)
+    slot_bytes = s.tile_m * s.tile_n * ACCUMULATOR_BYTES
+    flag_bytes = ceil_div(4 * grid.clusters, FLAG_ALIGNMENT) * FLAG_ALIGNMENT
+    return LaunchPlan(
+        tensor_maps=(),
+        ints=(*kernel_extents(problem, s), problem.k),
+        arguments=tuple(_arguments(problem, s)),
+        block=s.threads,
+        cluster=1,
+        smem_bytes=shared_memory(problem, s).total,
+        units=grid.ctas,
+        persistent=False,
+        ctas=0,
+        dependent=bool(s.dependent_launch),
+        workspace=WorkspaceSpec(flag_bytes, slot_bytes, grid.ctas, 0) if s.workspace else None,
+    )
 
 
 def _workspace(schedule: Schedule, grid: TileGrid) -> WorkspaceSpec:

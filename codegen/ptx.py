@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-TYPES = """\
+INTEGERS = """\
 typedef unsigned int u32;
-typedef unsigned long long u64;
-struct alignas(64) TensorMap { char bytes[128]; };"""
+typedef unsigned long long u64;"""
+
+TYPES = f"""\
+{INTEGERS}
+struct alignas(64) TensorMap {{ char bytes[128]; }};"""
+
+ARRIVAL = """\
+// Counts an arrival of this CTA, whose earlier writes the last to arrive will see. Returns those before it.
+__device__ __forceinline__ u32 arrive_global(u32* counter) {
+  u32 before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+// Orders what this thread wrote before what it signals next, and what it was told before what it reads next.
+__device__ __forceinline__ void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }"""
 
 PRIMITIVES: dict[str, str] = {
     "shared_address": """\
@@ -101,15 +114,8 @@ __device__ __forceinline__ float4 load_shared(u32 source) {
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }""",
-    "workspace": """\
-// Counts an arrival of this CTA, whose earlier writes the last to arrive will see. Returns those before it.
-__device__ __forceinline__ u32 arrive_global(u32* counter) {
-  u32 before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return before;
-}
-// Orders what this thread wrote before what it signals next, and what it was told before what it reads next.
-__device__ __forceinline__ void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+    "workspace": ARRIVAL
+    + """
 __device__ __forceinline__ void store_word(u32 address, u32 word) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
 }

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..space import PINGPONG, Problem, Schedule, shared_memory
+from ..space import GEMV, PINGPONG, Problem, Schedule, shared_memory
 from ..space.resources import OperandTile, empty_arrivals, exchange_slots, operand_tiles
-from . import epilogue, fusion, ptx, walk
+from . import epilogue, fusion, gemv, ptx, walk
 from .consumer import consumer
 from .plan import store_widths
 from .producer import load_flags, producer
@@ -35,6 +35,9 @@ def generate(problem: Problem, schedule: Schedule) -> KernelSource:
 
     The text depends on nothing but `problem.kind` and `schedule.kernel`.
     """
+    if schedule.arrangement == GEMV:
+        parts = [_title(problem, schedule), *gemv.parts(problem, schedule, ENTRY)]
+        return KernelSource("\n\n".join(parts) + "\n", ENTRY)
     parts = [
         _title(problem, schedule),
         ptx.TYPES,
@@ -57,6 +60,13 @@ def _title(problem: Problem, s: Schedule) -> str:
         roles = "two consumer warpgroups that own alternate tiles (ping-pong)"
     else:
         roles = "one consumer warpgroup" if s.consumers == 1 else f"{s.consumers} consumer warpgroups that share a tile"
+    if s.arrangement == GEMV:
+        return f"""\
+// tileseek generator {GENERATOR_VERSION}: {s.name}
+//
+// {product}.
+// {problem.dtype} operands and result, fp32 accumulation, all row-major.
+{gemv.roles(problem, s)}"""
     return f"""\
 // tileseek generator {GENERATOR_VERSION}: {s.kernel.name}
 // Persistence, raster, swizzles and L2 promotion belong to the launch; the name has them at their defaults.

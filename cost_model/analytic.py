@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ..space import (
     DTYPE_BYTES,
+    GEMV,
     OUT_DTYPE_BYTES,
     PINGPONG,
     Device,
@@ -25,6 +26,7 @@ from ..space import (
     shared_memory,
     tile_grid,
 )
+from ..space.gemv import gemv_registers, gemv_tile
 from ..space.resources import REGISTER_OVERHEAD, SWIZZLE_BYTES, WGMMA_K_BYTES, piece_count
 
 GPC_SMS = (18, 18, 18, 18, 18, 16, 16, 10)
@@ -110,6 +112,12 @@ class Constants:
     """What a dependent launch saves by starting early, and by loading weights early (0.75 to 1.65 us at 16 rows)."""
     cta_ns: float = 60.0
     """Starting one CTA after another where a kernel is not persistent."""
+    gemv_launch_ns: float = 1500.0
+    """Launch of a kernel without barriers and tensor maps, its shuffles and its stores."""
+    gemv_latency_ns: float = 900.0
+    """From asking for a slice to having it, under load."""
+    gemv_intake_bytes_per_ns: float = 85.0
+    """Most that one SM takes in by ordinary loads."""
     flop_pj: float = 0.52
     dram_pj: float = 40.0
     l2_pj: float = 3.6
@@ -163,6 +171,8 @@ def floor_us(problem: Problem, device: Device, constants: Constants = H200_CONST
 
 def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_CONSTANTS) -> Terms:
     """The estimate and its parts."""
+    if s.arrangement == GEMV:
+        return _analyse_gemv(problem, s, device, c)
     element = DTYPE_BYTES[problem.dtype]
     rows, columns = kernel_extents(problem, s)
     grid = tile_grid(problem, s)
@@ -246,6 +256,49 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     )
 
 
+def _analyse_gemv(problem: Problem, s: Schedule, device: Device, c: Constants) -> Terms:
+    """The estimate for weights that stream through registers: bytes, loads in flight, fp32 arithmetic, launch."""
+    grid = tile_grid(problem, s)
+    tile = gemv_tile(problem, s)
+    per_sm = ctas_per_sm(problem, s, device)
+    waves = grid.ctas / (per_sm * device.sm_count)
+    k_blocks = ceil_div(ceil_div(grid.k_blocks, s.split_k), s.stages) * s.stages
+    slice_bytes = s.tile_n * s.tile_k * DTYPE_BYTES[problem.dtype]
+    # The SM with most CTAs ends last; while it has none to start, it takes in what they have in flight a round trip.
+    most = ceil_div(grid.ctas, device.sm_count)
+    taken = most * ceil_div(grid.k_blocks, s.split_k) * slice_bytes
+    at_once = min(most, per_sm) * s.stages * slice_bytes
+    ring_ns = taken / at_once * c.gemv_latency_ns
+    intake_ns = taken / c.gemv_intake_bytes_per_ns
+    # Of each element: unpacking it, a product for each vector, and the vectors' own unpacking, shared by some.
+    operations = 1.5 + s.tile_m * (1 + (1 if tile.k_major else 1 / 8) / tile.loads)
+    lanes_per_cycle = 128
+    cycles = most * k_blocks * s.tile_n * s.tile_k * operations / lanes_per_cycle
+    arithmetic_ns = cycles * 1e3 / device.max_clock_mhz
+    dram_ns = problem.bytes / device.dram_bytes_per_s * 1e9 * (1 + c.unhinted * (s.evict_first == ""))
+    fixed_ns = c.gemv_launch_ns + c.gemv_latency_ns
+    if s.split_k > 1:
+        fixed_ns += c.workspace_ns
+    if s.dependent_launch:
+        fixed_ns -= c.weights_save_ns if s.dependent_launch == "weights" else c.wait_saves_ns
+    restart_ns = (ceil_div(grid.ctas, per_sm * device.sm_count) - 1) * (c.gemv_latency_ns / per_sm + c.cta_ns)
+    busy_ns = _join(c.sharpness, ring_ns, intake_ns, arithmetic_ns) + restart_ns
+    return Terms(
+        total_us=(_join(c.sharpness, busy_ns, dram_ns) + fixed_ns) / 1e3,
+        tensor_us=arithmetic_ns / 1e3,
+        ring_us=ring_ns / 1e3,
+        intake_us=intake_ns / 1e3,
+        l2_us=problem.bytes / c.l2_bytes_per_ns / 1e3,
+        dram_us=dram_ns / 1e3,
+        epilogue_us=0.0,
+        fixed_us=(fixed_ns + restart_ns) / 1e3,
+        clock_mhz=device.max_clock_mhz,
+        waves=waves,
+        rounds=ceil_div(grid.ctas, per_sm * device.sm_count),
+        traffic=problem.bytes,
+    )
+
+
 def _part_ns(s: Schedule, serial_units: float, c: Constants) -> float:
     """What a CTA spends to add up the parts of a tile: for each of its tiles, or once in a stream-K kernel."""
     tile_bytes = s.tile_m * s.tile_n * 4
@@ -273,7 +326,8 @@ def ctas_per_sm(problem: Problem, s: Schedule, device: Device) -> int:
     """CTAs of a schedule that share an SM: of a persistent kernel one is launched for each, of others what fits."""
     if s.persistent or s.cluster_size > 1 or s.consumer_regs:
         return 1
-    registers = s.threads * ceil_div(min(255, s.accumulators + REGISTER_OVERHEAD), 8) * 8
+    needed = gemv_registers(problem, s) if s.arrangement == GEMV else s.accumulators + REGISTER_OVERHEAD
+    registers = s.threads * ceil_div(min(255, needed), 8) * 8
     memory = shared_memory(problem, s).total + SMEM_RESERVED
     fitting = (
         device.registers_per_sm // registers,

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..space import (
     COOPERATIVE,
+    GEMV,
     PINGPONG,
     BadInput,
     Device,
@@ -30,7 +31,10 @@ from ..space import (
     shared_memory,
     tile_grid,
     unsupported,
+    violations,
 )
+from ..space.gemv import STAGES as GEMV_STAGES
+from ..space.gemv import gemv_tile, gemv_tiles
 from ..space.resources import operand_tiles
 from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K, TILE_K
 from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us, read_once
@@ -143,7 +147,17 @@ def _best_tiles(problem: Problem, device: Device, count: int) -> list[Schedule]:
         if not _beyond(tile, problem, swap)
         for s in _structures(replace(tile, swap_ab=True) if swap else tile, problem, device)
     )
-    return spread(sorted((estimate_us(problem, s, device), s) for s in candidates))[:count]
+    everything = itertools.chain(candidates, _streamed(problem, device))
+    return spread(sorted((estimate_us(problem, s, device), s) for s in everything))[:count]
+
+
+def _streamed(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Every tile of a `gemv`, with K whole and shared by as many CTAs as fill the device once or twice."""
+    for tile in gemv_tiles(problem, device):
+        grid = tile_grid(problem, tile)
+        full = [k for k in SPLIT_K if 1 < k <= grid.k_blocks and k * grid.ctas <= 2 * device.sm_count]
+        for split in (1, *full[-1:]):
+            yield replace(tile, split_k=split, reduction="slots" if split > 1 else "cluster")
 
 
 def _beyond(tile: Schedule, problem: Problem, swap: bool) -> bool:
@@ -232,8 +246,13 @@ def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[fl
     def timed(s: Schedule) -> tuple[float, Schedule]:
         return estimate_us(problem, s, device), s
 
+    launch = DEPENDENT_LAUNCH[problem.overlap][-1]
+    if tile.arrangement == GEMV:
+        tile = replace(tile, evict_first=gemv_tile(problem, tile).weights, dependent_launch=launch)
+        deeper = [replace(tile, stages=stages) for stages in GEMV_STAGES]
+        return [timed(s) for s in deeper if not violations(problem, s, device)]
     once = read_once(tile_grid(problem, tile), tile)
-    tile = replace(tile, evict_first=once, dependent_launch=DEPENDENT_LAUNCH[problem.overlap][-1])
+    tile = replace(tile, evict_first=once, dependent_launch=launch)
     walks = (("m", 8), ("n", 8), ("m", 16), ("n", 4))
     _, tile = min(timed(replace(tile, raster=raster, swizzle=swizzle)) for raster, swizzle in walks)
     alone = tile.split_k > 1 or tile.stream_k or not tile.persistent

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..space import Device, Problem, Schedule, violations
+from ..space import GEMV, Device, Problem, Schedule, violations
 
 _UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
 """Largest relative error of rounding to the output dtype."""
@@ -110,6 +110,10 @@ def row_slices(rows: int, columns: int, elements: int = SLICE_ELEMENTS) -> Itera
 def companions(problem: Problem, schedule: Schedule, device: Device) -> list[Problem]:
     """The odd-shaped problems of the same kind that `schedule` must also get right: those it is valid for."""
     sizes = [(m if problem.a_major == "k" else ALIGNED_M[m], n, k) for m, n, k in COMPANION_SIZES]
+    if schedule.arrangement == GEMV:
+        # Only so many vectors: cut to as many as it takes.
+        most = schedule.tile_m
+        sizes = [(m, min(n, most), k) if schedule.swap_ab else (min(m, most), n, k) for m, n, k in sizes]
     found = [replace(problem, m=m, n=n, k=k) for m, n, k in sizes]
     return [companion for companion in found if not violations(companion, schedule, device)]
 

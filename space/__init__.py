@@ -16,7 +16,7 @@ from .errors import BadInput
 from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Problem, read_suite
 from .resources import SharedMemory, shared_memory, store_pieces
 from .rules import unsupported, violations
-from .schedule import COOPERATIVE, LAUNCH_FIELDS, PINGPONG, Schedule
+from .schedule import COOPERATIVE, GEMV, LAUNCH_FIELDS, PINGPONG, Schedule
 from .tiles import TileGrid, ceil_div, kernel_extents, tile_grid, tile_position
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "DEVICES",
     "DIMENSIONS",
     "DTYPE_BYTES",
+    "GEMV",
     "H100",
     "H200",
     "KERNEL_DIMENSIONS",

@@ -16,6 +16,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
+from . import gemv
 from .device import Device
 from .problem import Problem
 from .resources import max_accumulators, operand_tiles, piece_count, producer_extras, register_splits, shared_memory
@@ -41,7 +42,7 @@ from .rules import (
     TILE_M,
     TILE_N,
 )
-from .schedule import COOPERATIVE, LAUNCH_FIELDS, PINGPONG, Schedule
+from .schedule import COOPERATIVE, GEMV, LAUNCH_FIELDS, PINGPONG, Schedule
 from .tiles import tile_grid
 
 _Domain = Callable[[Schedule, Problem, Device], Iterable[Any]]
@@ -69,6 +70,10 @@ def _fits(s: Schedule, problem: Problem, device: Device) -> bool:
 def _fitting(name: str, values: tuple[int, ...], s: Schedule, problem: Problem, device: Device) -> tuple[int, ...]:
     """The values of a dimension whose need of memory grows with it, up to the largest that fits."""
     return values[: bisect_left(values, True, key=lambda value: not _fits(_with(s, **{name: value}), problem, device))]
+
+
+def _arrangement(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
+    return CONSUMERS if gemv.gemv_tiles(problem, device) else [a for a in CONSUMERS if a != GEMV]
 
 
 def _tile_m(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
@@ -247,8 +252,8 @@ def _k_zigzag(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     return [False, True] if s.persistent and tile_grid(problem, s).k_blocks > 1 else [False]
 
 
-DIMENSIONS: Mapping[str, _Domain] = {
-    "arrangement": lambda s, p, d: CONSUMERS,
+_TILED: Mapping[str, _Domain] = {
+    "arrangement": _arrangement,
     "consumers": lambda s, p, d: CONSUMERS[s.arrangement],
     "tile_m": _tile_m,
     "tile_n": _tile_n,
@@ -279,7 +284,19 @@ DIMENSIONS: Mapping[str, _Domain] = {
     "k_zigzag": _k_zigzag,
     "l2_promotion": lambda s, p, d: L2_PROMOTIONS,
 }
+"""Every field of a schedule in the order of choosing, with the function that gives its valid values where tensor cores
+multiply."""
+
+
+def _valid(name: str, s: Schedule, problem: Problem, device: Device) -> Iterable[Any]:
+    if s.arrangement == GEMV and name not in ("arrangement", "dependent_launch"):
+        return gemv.gemv_domain(name, s, problem, device, SPLIT_K)
+    return _TILED[name](s, problem, device)
+
+
+DIMENSIONS: Mapping[str, _Domain] = {name: functools.partial(_valid, name) for name in _TILED}
 """Every field of a schedule in the order of choosing, with the function that gives its valid values."""
+
 
 KERNEL_DIMENSIONS = tuple(name for name in DIMENSIONS if name not in LAUNCH_FIELDS)
 """The dimensions that change what is compiled."""
@@ -346,10 +363,10 @@ def neighbours(schedule: Schedule, problem: Problem, device: Device) -> list[Sch
 
 ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "arrangement": tuple(CONSUMERS),
-    "consumers": (1, 2, 3),
-    "tile_m": TILE_M,
-    "tile_n": TILE_N,
-    "tile_k": TILE_K,
+    "consumers": (1, 2, 3, 4),
+    "tile_m": (*gemv.VECTORS, *TILE_M),
+    "tile_n": tuple(sorted({*gemv.TILE_N, *TILE_N})),
+    "tile_k": gemv.TILE_K,
     "consumer_regs": (0, 160, 232, 240),
     "store": STORES,
     "epilogue_n": EPILOGUE_N,

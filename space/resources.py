@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from .gemv import gemv_smem_bytes
 from .problem import DTYPE_BYTES, Problem
-from .schedule import PINGPONG, Schedule
+from .schedule import GEMV, PINGPONG, Schedule
 
 SWIZZLE_BYTES = 128
 """Bytes in one row of an operand slab: the widest swizzle of TMA and wgmma."""
@@ -93,7 +94,10 @@ class SharedMemory:
 
 def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
     """The layout of shared memory: operand rings, epilogue chunks of every consumer, partial sums from the CTAs
-    that share K, mbarriers."""
+    that share K, mbarriers. With `gemv` partial sums are all there is."""
+    if schedule.arrangement == GEMV:
+        total = gemv_smem_bytes(problem, schedule)
+        return SharedMemory(0, 0, 0, 0, 0, 0, total, total, total)
     row_tile, column_tile = operand_tiles(problem, schedule)
     chunk = 64 * schedule.epilogue_n * STAGED_ELEMENT_BYTES if schedule.store == "tma" else 0
     b = row_tile.stage_bytes * schedule.stages

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from . import gemv
 from .device import Device
 from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, Problem
 from .resources import max_accumulators, operand_tiles, piece_count, producer_extras, register_splits, shared_memory
-from .schedule import COOPERATIVE, PINGPONG, Schedule
+from .schedule import COOPERATIVE, GEMV, PINGPONG, Schedule
 from .tiles import tile_grid
 
 TMA_ALIGNMENT = 16
@@ -19,7 +20,7 @@ LARGEST_EXTENT = 2**31 - 4096
 LARGEST_OUTPUT = 2**38
 """Most elements of D: half a terabyte in bf16. Tiles of any size are then numbered in 32 bits."""
 
-CONSUMERS = {COOPERATIVE: (1, 2, 3), PINGPONG: (2,)}
+CONSUMERS = {COOPERATIVE: (1, 2, 3), PINGPONG: (2,), GEMV: gemv.CONSUMERS}
 TILE_M = (64, 128, 192, 256)
 TILE_N = tuple(range(8, 257, 8))
 TILE_K = (64, 128, 256)
@@ -50,7 +51,9 @@ def violations(problem: Problem, schedule: Schedule, device: Device) -> list[str
     values = list(_values(schedule))
     reasons += values
     if not values:
-        reasons += _combinations(problem, schedule, device)
+        reasons += _launch_order(problem, schedule)
+        rules = gemv.gemv_violations if schedule.arrangement == GEMV else _combinations
+        reasons += rules(problem, schedule, device)
     return reasons
 
 
@@ -89,11 +92,12 @@ def _values(s: Schedule) -> Iterator[str]:
         yield f"arrangement {s.arrangement}: valid are {', '.join(CONSUMERS)}"
     elif s.consumers not in CONSUMERS[s.arrangement]:
         yield f"{s.consumers} consumer warpgroups in {s.arrangement}: valid are {_list(CONSUMERS[s.arrangement])}"
+    streamed = s.arrangement == GEMV
     for name, valid in (
-        ("tile_m", TILE_M),
-        ("tile_n", TILE_N),
-        ("tile_k", TILE_K),
-        ("stages", STAGES),
+        ("tile_m", gemv.VECTORS if streamed else TILE_M),
+        ("tile_n", gemv.TILE_N if streamed else TILE_N),
+        ("tile_k", gemv.TILE_K if streamed else TILE_K),
+        ("stages", gemv.STAGES if streamed else STAGES),
         ("mma_in_flight", MMA_IN_FLIGHT),
         ("raster", RASTERS),
         ("swizzle", SWIZZLES),
@@ -113,11 +117,14 @@ def _values(s: Schedule) -> Iterator[str]:
         yield f"cluster {s.cluster_m}x{s.cluster_n}: valid are {clusters}"
 
 
-def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
-    """Fields that are valid alone and not together, or not on this device."""
+def _launch_order(problem: Problem, s: Schedule) -> Iterator[str]:
     if s.dependent_launch not in (allowed := DEPENDENT_LAUNCH[problem.overlap]):
         words = ", ".join(map(repr, allowed))
         yield f"dependent_launch {s.dependent_launch!r} where the overlap is {problem.overlap}: valid are {words}"
+
+
+def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
+    """Fields that are valid alone and not together, or not on this device."""
     rows = 64 * s.warpgroups_per_tile
     if s.tile_m % rows:
         yield f"tile_m {s.tile_m} for {s.warpgroups_per_tile} warpgroups a tile: valid are multiples of {rows}"

@@ -11,6 +11,7 @@ from .errors import BadInput
 
 COOPERATIVE = "coop"
 PINGPONG = "pp"
+GEMV = "gemv"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -22,9 +23,10 @@ class Schedule:
     """
 
     arrangement: str
-    """`coop`: the consumer warpgroups share a CTA tile; `pp` (ping-pong): two own alternate tiles."""
+    """`coop`: the consumer warpgroups share a CTA tile; `pp` (ping-pong): two own alternate tiles; `gemv`: a few rows
+    times a matrix that is streamed through registers (`space.gemv` has the meaning of the tile there)."""
     consumers: int
-    """Consumer warpgroups of a CTA; one more warpgroup produces."""
+    """Consumer warpgroups of a CTA; one more warpgroup produces, except in `gemv`."""
     tile_m: int
     tile_n: int
     tile_k: int
@@ -83,8 +85,8 @@ class Schedule:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: the producer warpgroup and the consumers."""
-        return 128 * (self.consumers + 1)
+        """Threads of a CTA: the consumers, and the producer warpgroup where there is one."""
+        return 128 * (self.consumers + (self.arrangement != GEMV))
 
     @property
     def warpgroups_per_tile(self) -> int:
@@ -248,7 +250,7 @@ _EXAMPLE = Schedule(COOPERATIVE, 2, 128, 256, 64, 4, cluster_m=2, swizzle=8, pro
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Schedule)}
 _TYPES = {name: type(value) for name, value in asdict(_EXAMPLE).items()}
 _NAME = re.compile(
-    r"(?P<arrangement>coop|pp)(?P<consumers>\d{1,9})"
+    r"(?P<arrangement>coop|pp|gemv)(?P<consumers>\d{1,9})"
     r"_(?P<tile_m>\d{1,9})x(?P<tile_n>\d{1,9})x(?P<tile_k>\d{1,9})"
     r"_s(?P<stages>\d{1,9})_w(?P<mma_in_flight>\d{1,9})_c(?P<cluster_m>\d{1,9})x(?P<cluster_n>\d{1,9})"
     r"_(?P<walk>tile|pall|p(?P<ctas>[1-9]\d{0,8}))"

@@ -308,7 +308,7 @@ def a_file(folder: Path) -> str:
         ([], "Missing command"),
         (["frobnicate"], "frobnicate"),
         (["query"], "Missing argument"),
-        (["query", "8"], "problem suite is '8': valid are decode, decode_overlap, headline,"),
+        (["query", "8"], "problem suite is '8': valid are decode, decode_overlap, gemv, headline,"),
         (["query", "8", "8"], "problems are '8 8'"),
         (["query", "0", "8", "8"], "m is 0: valid is an integer from 1"),
         (["query", "-5", "8", "8"], "m is -5: valid is an integer from 1"),

@@ -217,10 +217,19 @@ def test_enumeration_is_valid_and_without_repeats(problem: Problem) -> None:
     assert {way.kernel for way in ways} == {GOOD.kernel}
 
 
-RICH = [replace(LARGE, overlap="weights", epilogue=epilogue) for epilogue in ("none", "residual")]
+RICH = [
+    *(replace(LARGE, overlap="weights", epilogue=epilogue) for epilogue in ("none", "residual")),
+    *(Problem(m, 4096, 4096, layout=layout, overlap="weights") for m, layout in ((1, "nt"), (2, "nn"), (8, "nt"))),
+    Problem(4096, 8, 4096, overlap="weights"),
+    Problem(3, 4096, 4096),
+]
 """Problems on which, between them, every dimension has all its values."""
 
-SAMPLED = [(problem, sample(problem, H200, random.Random(seed))) for problem in RICH for seed in range(400)]
+SAMPLED = [
+    (problem, sample(problem, H200, random.Random(seed)))
+    for problem in RICH
+    for seed in range(400 if problem.m in (1, LARGE.m) else 100)
+]
 
 VALUES = {**ALL_VALUES, "producer_regs": (0, 24, 32, 40)}
 
@@ -361,9 +370,11 @@ def test_optional_columns(tmp_path: Path) -> None:
 
 
 def test_bundled_suites() -> None:
-    assert suite_names() == ["decode", "decode_overlap", "headline", "headline_nt", "llm", "nvfuser_sample"]
-    assert [len(suite(name)) for name in suite_names()] == [52, 16, 25, 22, 139, 300]
-    with pytest.raises(BadInput, match="decode, decode_overlap, headline, headline_nt, llm, nvfuser_sample"):
+    assert suite_names() == [
+        *("decode", "decode_overlap", "gemv", "headline", "headline_nt", "llm", "nvfuser_sample", "odd")
+    ]
+    assert [len(suite(name)) for name in suite_names()] == [52, 16, 34, 25, 22, 139, 300, 7]
+    with pytest.raises(BadInput, match="decode, decode_overlap, gemv, headline, headline_nt, llm, nvfuser_sample"):
         suite("../headline")
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from tileseek.codegen import CompilePool
+from tileseek.cost_model.draft import draft
 from tileseek.measure.policy import SCREEN
 from tileseek.measure.results import Candidate
 from tileseek.measure.supervisor import Measurer
-from tileseek.space import Problem, Schedule, sample
+from tileseek.space import GEMV, Problem, Schedule, sample
 
 pytestmark = pytest.mark.gpu
 
@@ -65,6 +66,48 @@ def test_random_schedules_are_right(measurer: Measurer, problem: Problem) -> Non
     assert not wrong
 
 
+STREAMED = [
+    Problem(1, 5000, 4096),
+    Problem(2, 2112, 7168, layout="nn"),
+    Problem(3, 776, 1032, dtype="fp16", epilogue="bias+gelu+residual"),
+    Problem(5, 1288, 8200, dtype="fp16", layout="nn", epilogue="bias_m+relu", overlap="weights"),
+    Problem(8, 4096, 4096, overlap="launch"),
+    Problem(1288, 8, 4104, layout="tt", epilogue="bias+residual"),
+    Problem(999, 8, 4104),
+]
+
+
+@pytest.mark.parametrize("problem", STREAMED, ids=lambda problem: problem.key)
+def test_streaming_kernels_are_right(measurer: Measurer, problem: Problem) -> None:
+    rng = random.Random(problem.key)
+    drawn = (sample(problem, measurer.device, rng) for _ in range(400))
+    schedules = list(dict.fromkeys(s for s in drawn if s.arrangement == GEMV))[:40]
+    with CompilePool() as pool:
+        kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
+    candidates = [
+        Candidate.of(schedule, kernel)
+        for schedule, kernel in zip(schedules, kernels, strict=True)
+        if kernel.status == "ok"
+    ]
+    assert len(candidates) >= 0.9 * len(schedules)
+    results = measurer.measure(problem, candidates, VERIFY)
+    assert not {r.schedule.name: (r.status, r.reason) for r in results if not r.correct}
+
+
+def test_weights_stream_at_the_rate_of_memory(measurer: Measurer) -> None:
+    """The best of a draft, on weights above 64 MB; prints its share of 4.3 TB/s."""
+    for problem in (Problem(1, 28672, 4096), Problem(2, 8192, 8192), Problem(1, 8192, 8192, layout="nn")):
+        schedules = [s for s in draft(problem, measurer.device, 40) if s.arrangement == GEMV]
+        with CompilePool() as pool:
+            kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
+        fine = [Candidate.of(s, k) for s, k in zip(schedules, kernels, strict=True) if k.status == "ok"]
+        results = [r for r in measurer.measure(problem, fine, SCREEN) if r.correct]
+        assert results
+        best = min(results, key=lambda r: r.median_us or 1e9)
+        share = problem.bytes / 4.3e6 / (best.median_us or 1e9)
+        print(f"{problem.key}: {best.median_us:.2f} us, {share:.3f} of 4.3 TB/s, {best.schedule.name}")
+
+
 def test_a_thousand_launches_leave_the_workspace_as_it_was(measurer: Measurer) -> None:
     problem = Problem(64, 1280, 8192)
     names = [
@@ -72,10 +115,21 @@ def test_a_thousand_launches_leave_the_workspace_as_it_was(measurer: Measurer) -
         "coop1_64x64x128_s5_w0_c1x1_tile_rm1_reg0-0_tma16x2_k4_atomic",
         "coop1_64x64x128_s5_w0_c1x1_pall_rm1_reg0-0_tma16x2_sk_slots",
     ]
+    _launch_a_thousand_times(measurer, problem, names)
+
+
+def test_a_thousand_launches_of_a_streaming_kernel(measurer: Measurer) -> None:
+    names = ["gemv4_2x8x1024_s2_w0_c1x1_tile_rm1_reg0-0_direct_k4_slots"]
+    _launch_a_thousand_times(measurer, Problem(2, 1280, 8192), names)
+    names = ["gemv2_2x64x64_s4_w0_c1x1_tile_rm1_reg0-0_direct_k12_slots"]
+    _launch_a_thousand_times(measurer, Problem(2, 1280, 8192, layout="nn"), names)
+
+
+def _launch_a_thousand_times(measurer: Measurer, problem: Problem, names: list[str]) -> None:
     schedules = [Schedule.parse(name) for name in names]
     with CompilePool() as pool:
         kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
     candidates = [Candidate(s, k.cubin, k.entry, 0) for s, k in zip(schedules, kernels, strict=True)]
     # Each slot is about a hundred calls, and outputs are compared again after the last.
     results = measurer.measure(problem, candidates, replace(VERIFY, rounds=12, slot_ms=1.5, limited_slot_ms=1.5))
-    assert [result.status for result in results] == ["correct"] * 3
+    assert [result.status for result in results] == ["correct"] * len(names)

@@ -1,0 +1,278 @@
+"""The arrangement `gemv`: its kernels run on the CPU from their own text, and compile for the GPU as they read."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tileseek.codegen import CompilePool, disassemble, gemv, launch_plan
+from tileseek.cost_model.analytic import estimate_us
+from tileseek.cost_model.draft import analytic_best, draft
+from tileseek.measure.check import companions
+from tileseek.space import GEMV, H200, Problem, Schedule, violations
+from tileseek.space.gemv import gemv_tile
+
+ONE = Problem(1, 4096, 4096)
+ROWS = Schedule.parse("gemv4_1x8x1024_s4_w0_c1x1_tile_rm1_reg0-0_direct")
+COLUMNS = Schedule.parse("gemv4_1x64x256_s4_w0_c1x1_tile_rm1_reg0-0_direct")
+
+HOST = """
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <ucontext.h>
+#include <vector>
+using std::min; using std::max;
+#define __global__
+#define __launch_bounds__(threads)
+#define __device__
+#define __forceinline__ inline
+struct uint4 { unsigned x, y, z, w; };
+struct { int x; } threadIdx, blockIdx, gridDim;
+float partials[1 << 16], lanes[1024];
+ucontext_t scheduler, fibers[1024];
+// Threads run in turn, each until it waits for the others.
+static void __syncthreads() { int me = threadIdx.x; swapcontext(&fibers[me], &scheduler); threadIdx.x = me; }
+static float __shfl_xor_sync(unsigned, float v, int apart) {
+  const int me = threadIdx.x;
+  lanes[me] = v;
+  __syncthreads();
+  v = lanes[me ^ apart];
+  __syncthreads();
+  return v;
+}
+static float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
+typedef unsigned int u32;
+typedef unsigned long long u64;
+static uint4 load_weights(const unsigned short* source, bool inside, u64 = 0) {
+  uint4 v = {0, 0, 0, 0};
+  if (inside) memcpy(&v, source, 16);
+  return v;
+}
+static u64 evict_first() { return 0; }
+static void launch_dependents() {}
+static void wait_for_dependencies() {}
+static void device_fence() {}
+static float load_float(const float* source) { return *source; }
+static u32 arrive_global(u32* counter) { return (*counter)++; }
+static float widen(u32 bits) { return __uint_as_float(bits << 16); }
+static u32 pack(float low, float) {  // round to nearest even
+  u32 bits;
+  memcpy(&bits, &low, 4);
+  return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF;
+}
+"""
+
+LOAD_VECTOR = """
+struct Vector { u32 words[(VECTOR_ELEMENTS + 1) / 2]; };
+static Vector load_vector(const unsigned short* source, bool inside) {
+  Vector v = {};
+  if (inside) memcpy(&v, source, 2 * VECTOR_ELEMENTS);
+  return v;
+}
+"""
+
+RUN = """
+static std::vector<char> stacks;
+extern "C" void run(int grid, void (*body)()) {
+  stacks.resize(THREADS << 16);
+  gridDim.x = grid;
+  for (blockIdx.x = grid - 1; blockIdx.x >= 0; --blockIdx.x) {
+    std::vector<char> done(THREADS);
+    for (int i = 0; i < THREADS; ++i) {
+      getcontext(&fibers[i]);
+      fibers[i].uc_stack.ss_sp = stacks.data() + (i << 16);
+      fibers[i].uc_stack.ss_size = 1 << 16;
+      fibers[i].uc_link = nullptr;
+      makecontext(&fibers[i], body, 0);
+    }
+    for (bool left = true; left;) {
+      left = false;
+      for (int i = 0; i < THREADS; ++i) {
+        if (done[i]) continue;
+        threadIdx.x = i;
+        finished = false;
+        swapcontext(&scheduler, &fibers[i]);
+        done[i] = finished;
+        left |= !finished;
+      }
+    }
+  }
+}
+"""
+
+
+def host_source(problem: Problem, s: Schedule) -> str:
+    """A shared library's source: the generated kernel with its single instructions replaced, and a call for it."""
+    elements = 8 if gemv_tile(problem, s).k_major else gemv_tile(problem, s).loads
+    own = [part for part in gemv.parts(problem, s, "kernel") if "asm" not in part and "widen(u32" not in part]
+    text = "\n".join(own[1:]).replace("extern __shared__ float partials[];", "")
+    text = text.replace("__shared__ bool last;", "static bool last;").replace("#pragma unroll 1", "")
+    names = re.findall(r"(\w+)(?:,|\))", text[text.index("kernel(") : text.index(") {", text.index("kernel(")) + 1])
+    types = text[text.index("kernel(") + 7 : text.index(") {", text.index("kernel("))].split(",")
+    globals_ = "".join(f"static {' '.join(t.split()[:-1])} g_{n};\n" for t, n in zip(types, names, strict=True))
+    sets = "".join(f" g_{n} = {n};" for n in names)
+    call = f"static bool finished;\n{globals_}static void body() {{ kernel({', '.join('g_' + n for n in names)});"
+    call += " finished = true; setcontext(&scheduler); }\n"
+    entry = f'extern "C" void call(int grid,{",".join(types)}) {{{sets} run(grid, body); }}\n'
+    vector = LOAD_VECTOR.replace("VECTOR_ELEMENTS", str(elements))
+    return HOST + vector + text + "\n" + call + RUN + entry
+
+
+def bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Small integers as bf16."""
+    return (np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def run(problem: Problem, s: Schedule, folder: Path, calls: int = 1) -> None:
+    """Run the kernel on integers and compare D to the bit; its workspace must be as it was."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    assert not violations(problem, s, H200), violations(problem, s, H200)
+    source = folder / "kernel.cpp"
+    source.write_text(host_source(problem, s))
+    library = folder / f"{abs(hash((problem, s)))}.so"
+    command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    rng = np.random.default_rng(0)
+    a = rng.integers(-2, 3, (problem.m, problem.k)).astype(np.float32)
+    b = rng.integers(-2, 3, (problem.k, problem.n)).astype(np.float32)
+    c = rng.integers(-2, 3, (problem.m, problem.n)).astype(np.float32)
+    axis = problem.fused.bias
+    bias = rng.integers(-2, 3, problem.m if axis == "m" else problem.n).astype(np.float32)
+    exact = a @ b
+    if axis:
+        exact += bias[:, None] if axis == "m" else bias
+    if problem.fused.activation:
+        exact = np.maximum(exact, 0)
+    exact += c * problem.fused.residual
+    rounded = np.rint(exact).astype(np.float32)
+    stored = {
+        "a": bits(a if problem.a_major == "k" else a.T),
+        "b": bits(b if problem.b_major == "n" else b.T),
+    }
+    plan = launch_plan(problem, s)
+    d = np.full((problem.m + 2, problem.n), 0xFFFF, dtype=np.uint16)
+    workspace = np.zeros(plan.workspace_bytes(plan.grid(132)) + 16, dtype=np.uint8)
+    memory = {**stored, "bias": bits(bias), "c": bits(c), "d": d[1:], "workspace": workspace}
+    arguments: list[object] = [ctypes.c_int(value) for value in plan.ints]
+    for each in plan.arguments:
+        value = memory[each.name].ctypes.data if each.value is None else each.value
+        arguments.append(ctypes.c_longlong(value))
+    code = ctypes.CDLL(str(library))
+    for _ in range(calls):
+        d[:] = 0xFFFF
+        code.call(plan.grid(132), *arguments)
+        assert (d[[0, -1]] == 0xFFFF).all()
+        found = (d[1:-1].astype(np.uint32) << 16).view(np.float32)
+        assert np.array_equal(found, (bf16(rounded)))
+        if plan.workspace is not None:
+            assert not workspace[: plan.workspace.flag_bytes].any()
+    assert not workspace[-16:].any()
+
+
+def bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rounded to bf16, to the nearest even."""
+    whole = np.ascontiguousarray(values).view(np.uint32)
+    return ((whole + 0x7FFF + (whole >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        (Problem(1, 40, 1096), "gemv1_1x8x512_s3_w0_c1x1_tile_rm1_reg0-0_direct"),
+        (Problem(3, 24, 2056), "gemv1_4x4x1024_s2_w0_c1x1_tile_rm1_reg0-0_direct_k3_slots_efb"),
+        (Problem(5, 136, 600, epilogue="bias+relu+residual"), "gemv1_8x16x256_s2_w0_c1x1_tile_rm1_reg0-0_direct"),
+        (Problem(40, 8, 600, epilogue="bias_m+relu"), "gemv1_8x4x256_s2_w0_c1x1_tile_rm1_reg0-0_direct_swap_k2_slots"),
+        (Problem(2, 136, 104, layout="nn"), "gemv1_2x64x32_s3_w0_c1x1_tile_rm1_reg0-0_direct_k2_slots"),
+        (Problem(7, 264, 80, layout="nn", epilogue="bias"), "gemv1_8x256x16_s2_w0_c1x1_tile_rm1_reg0-0_direct_efb"),
+        (Problem(1, 200, 3000, layout="nn"), "gemv2_1x128x32_s4_w0_c1x1_tile_rm1_reg0-0_direct"),
+        (Problem(72, 8, 96, layout="tt", epilogue="bias+residual"),
+         "gemv1_8x64x16_s3_w0_c1x1_tile_rm1_reg0-0_direct_swap_k5_slots_efa"),
+        (Problem(1, 40, 1096, overlap="weights"), "gemv1_1x8x256_s2_w0_c1x1_tile_rm1_reg0-0_direct_pdl-weights"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_kernel_is_right_to_the_bit_on_the_cpu(problem: Problem, name: str, tmp_path: Path) -> None:
+    run(problem, Schedule.parse(name), tmp_path, calls=2)
+
+
+def test_companions_have_as_many_vectors_as_the_kernel_takes() -> None:
+    for problem, schedule in (
+        (replace(ONE, m=3), replace(ROWS, tile_m=4, stages=2)),
+        (replace(ONE, layout="nn"), COLUMNS),
+    ):
+        found = companions(problem, schedule, H200)
+        assert [p.m for p in found] == [min(problem.m if problem.m == 1 else 4, m) for m in (2999, 2999, 37, 5)]
+
+
+def test_weights_stream_in_whole_vectors() -> None:
+    """Each thread's loads stay 16 bytes wide and go past L1: as many in the machine code as in the source."""
+    schedules = [(ONE, ROWS), (replace(ONE, layout="nn"), COLUMNS)]
+    with CompilePool(1) as pool:
+        kernels = pool.compile_many(schedules)
+    for (problem, schedule), kernel in zip(schedules, kernels, strict=True):
+        assert kernel.status == "ok", kernel.reason
+        loads = schedule.stages * gemv_tile(problem, schedule).loads
+        assert len(re.findall(r"LDG\.E\.NA\S*\.128", disassemble(kernel.cubin))) == 2 * loads  # first, and again
+
+
+def test_kernels_of_every_form_compile() -> None:
+    forms = [
+        (Problem(2, 4096, 4096, dtype="fp16"), "gemv4_2x16x1024_s3_w0_c1x1_tile_rm1_reg0-0_direct_k2_slots_efb"),
+        (Problem(1, 4096, 4096, dtype="fp16", layout="nn"), "gemv2_1x64x64_s8_w0_c1x1_tile_rm1_reg0-0_direct_k4_slots"),
+        (Problem(8, 4096, 4096), "gemv2_8x8x512_s4_w0_c1x1_tile_rm1_reg0-0_direct"),
+        (Problem(4096, 8, 4096, layout="tt"), "gemv1_8x64x32_s4_w0_c1x1_tile_rm1_reg0-0_direct_swap_efa"),
+        (Problem(4, 4096, 4096, epilogue="bias+gelu+residual", overlap="weights"),
+         "gemv2_4x16x512_s4_w0_c1x1_tile_rm1_reg0-0_direct_pdl-weights"),
+    ]  # fmt: skip
+    with CompilePool(1) as pool:
+        kernels = pool.compile_many([(problem, Schedule.parse(name)) for problem, name in forms])
+    assert [kernel.reason for kernel in kernels] == [""] * len(forms)
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes", "reason"),
+    [
+        (ONE, {"tile_m": 2}, "tile_m 2 for 1 vectors: valid is 1"),
+        (replace(ONE, m=16), {}, "gemv of 16 vectors: valid are at most 8"),
+        (ONE, {"swap_ab": True}, "gemv of 4096 vectors"),
+        (ONE, {"stages": 5}, "stages 5"),
+        (ONE, {"tile_k": 128}, "tile_k 128 of weights contiguous along k"),
+        (ONE, {"tile_n": 4, "tile_k": 512}, "slices of 4 x 512 weights for 512 threads"),
+        (ONE, {"tile_n": 32}, "registers a thread: valid is at most 128"),
+        (ONE, {"persistent": True}, "persistent True in gemv: valid is False"),
+        (ONE, {"split_k": 2}, "reduction cluster with split_k 2"),
+        (ONE, {"split_k": 8, "reduction": "slots"}, "split_k 8 of 4 k-blocks"),
+        (ONE, {"evict_first": "a"}, "evict_first a of the vectors"),
+        (ONE, {"dependent_launch": "wait"}, "dependent_launch 'wait' where the overlap is none"),
+    ],
+)
+def test_each_rule_names_the_value_it_refuses(problem: Problem, changes: dict[str, Any], reason: str) -> None:
+    reasons = violations(problem, replace(ROWS, **changes), H200)
+    assert any(reason in words for words in reasons), reasons
+
+
+def test_the_draft_knows_when_to_stream() -> None:
+    for layout in ("nt", "nn"):
+        problem = Problem(1, 28672, 4096, layout=layout)
+        assert analytic_best(problem, H200).arrangement == GEMV
+        drafted = draft(problem, H200, 24)
+        assert {s.arrangement for s in drafted} >= {GEMV, "coop"}
+        assert not [s for s in drafted if violations(problem, s, H200)]
+    assert GEMV not in {s.arrangement for s in draft(Problem(16, 28672, 4096), H200, 24)}
+
+
+def test_more_in_flight_is_expected_to_be_faster() -> None:
+    problem = Problem(1, 57344, 8192)
+    few = replace(ROWS, consumers=1, tile_n=4, tile_k=256, stages=2)
+    assert estimate_us(problem, few, H200) > estimate_us(problem, ROWS, H200)
