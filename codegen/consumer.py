@@ -29,19 +29,7 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
         f"  const u64 b_descriptor = {_descriptor('B', columns, '')};",
     ]
     if s.multicast:
-        lines += [
-            "  // Thread i hands stages back to peer i: first the CTAs of its cluster column,"
-            " then the others of its row.",
-            "  constexpr int PEERS = CLUSTER_M + CLUSTER_N - 1;",
-            "  const int other = thread - CLUSTER_M;",
-            "  const u32 peer = thread < CLUSTER_M",
-            "      ? thread + cluster_column * CLUSTER_M",
-            "      : cluster_row + (other + (other >= cluster_column)) * CLUSTER_M;",
-            "  const u32 peer_empty = peer_address(empty, thread < PEERS ? peer : rank);",
-            "  auto hand_back = [&](u32 stage) {",
-            "    if (thread < PEERS) mbarrier_arrive_peer(peer_empty + 8 * stage);",
-            "  };",
-        ]
+        lines += _HAND_BACK_TO_PEERS if s.multicast_kind == "slice" else _HAND_BACK_TO_LEADERS
     else:
         lines += [
             "  auto hand_back = [&](u32 stage) {",
@@ -109,6 +97,31 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
     if leave:
         lines.append(leave)
     return "\n".join(lines)
+
+
+_HAND_BACK_TO_PEERS = [
+    "  // Thread i hands stages back to peer i: first the CTAs of its cluster column, then the others of its row.",
+    "  constexpr int PEERS = CLUSTER_M + CLUSTER_N - 1;",
+    "  const int other = thread - CLUSTER_M;",
+    "  const u32 peer = thread < CLUSTER_M",
+    "      ? thread + cluster_column * CLUSTER_M",
+    "      : cluster_row + (other + (other >= cluster_column)) * CLUSTER_M;",
+    "  const u32 peer_empty = peer_address(empty, thread < PEERS ? peer : rank);",
+    "  auto hand_back = [&](u32 stage) {",
+    "    if (thread < PEERS) mbarrier_arrive_peer(peer_empty + 8 * stage);",
+    "  };",
+]
+
+_HAND_BACK_TO_LEADERS = [
+    "  // Thread 0 hands stages back to this CTA, threads 1 and 2 to the first of its cluster row and column, who load",
+    "  // what it shares with them.",
+    "  const u32 peer = thread == 1 ? cluster_row : thread == 2 ? cluster_column * CLUSTER_M : rank;",
+    "  const bool tells = thread == 0 || (thread == 1 && cluster_column > 0) || (thread == 2 && cluster_row > 0);",
+    "  const u32 peer_empty = peer_address(empty, peer);",
+    "  auto hand_back = [&](u32 stage) {",
+    "    if (tells) mbarrier_arrive_peer(peer_empty + 8 * stage);",
+    "  };",
+]
 
 
 def _main_loop(s: Schedule, rows: OperandTile, columns: OperandTile) -> list[str]:

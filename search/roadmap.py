@@ -87,7 +87,7 @@ class Impossible:
 _COOPERATIVE = {"arrangement": "coop", "consumers": 2, "tile_m": 128, "tile_k": 64, "stream_k": False}
 _PINGPONG = {"arrangement": "pp", "consumers": 2, "tile_m": 128, "tile_k": 64}
 _SPLITTABLE = {"arrangement": "coop", "consumers": 1, "tile_m": 64, "tile_n": 64, "tile_k": 128, "stages": 4}
-_NO_CLUSTER = {"cluster_m": 1, "cluster_n": 1}
+_NO_CLUSTER = {"cluster_m": 1, "cluster_n": 1, "multicast_kind": "slice"}
 _WALK = {"raster": "m", "swizzle": 8, "serpentine": False, "k_zigzag": False}
 _REGISTERS = {"producer_regs": 40, "consumer_regs": 232}
 
@@ -153,9 +153,27 @@ ROWS: Sequence[Row] = (
             {"cluster_m": m, "cluster_n": n}
             for m, n in ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
         ],
-        off=_NO_CLUSTER,
+        off={"cluster_m": 1, "cluster_n": 1},
         problems=["square", "prefill"],
-        given={**_PINGPONG, "tile_n": 192, "stages": 4, **_REGISTERS, "ctas": 0},
+        given={**_PINGPONG, "tile_n": 192, "stages": 4, **_REGISTERS, "ctas": 0, "multicast_kind": "slice"},
+    ),
+    Row(
+        "P6",
+        "one leader loads for its cluster",
+        "Fewer and larger loads, and fewer arrivals to wait for; a slice from each spreads the work evenly.",
+        on=[{"multicast_kind": "leader"}],
+        off={"multicast_kind": "slice"},
+        problems=["square", "prefill"],
+        given={**_PINGPONG, "tile_n": 192, "stages": 4, **_REGISTERS, "ctas": 0, "cluster_m": 2, "cluster_n": 1},
+    ),
+    Row(
+        "P6",
+        "one leader for each row and column of 2 x 2",
+        "Fewer and larger loads, and fewer arrivals to wait for; a slice from each spreads the work evenly.",
+        on=[{"multicast_kind": "leader"}],
+        off={"multicast_kind": "slice"},
+        problems=["square", "prefill"],
+        given={**_PINGPONG, "tile_n": 192, "stages": 4, **_REGISTERS, "ctas": 0, "cluster_m": 2, "cluster_n": 2},
     ),
     Row(
         "R1",
@@ -336,10 +354,7 @@ def audit_sample(device: Device, count: int = AUDITED, seed: int = 0) -> list[tu
     """Random schedules of the whole space, all kinds of problem in turn."""
     rng = random.Random(seed)
     kinds = itertools.product(("bf16", "fp16"), LAYOUTS, ("none", "bias+gelu+residual", "bias_m+silu"), OVERLAPS)
-    problems = [
-        Problem(4096, 4096, 4096, dtype, layout, epilogue=epilogue, overlap=overlap)
-        for dtype, layout, epilogue, overlap in kinds
-    ]
+    problems = [Problem(4096, 4096, 4096, dtype, layout, 1, "", *words) for dtype, layout, *words in kinds]
     rng.shuffle(problems)
     return [(problem, sample(problem, device, rng)) for problem in itertools.islice(itertools.cycle(problems), count)]
 

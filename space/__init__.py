@@ -13,7 +13,6 @@ from .enumeration import (
 )
 from .epilogue import ACTIVATIONS, Epilogue
 from .errors import BadInput
-from .pitches import Pitch, Pitches
 from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Problem, read_suite
 from .resources import SharedMemory, shared_memory, store_pieces
 from .rules import unsupported, violations
@@ -40,8 +39,6 @@ __all__ = [
     "Device",
     "Epilogue",
     "NamedProblem",
-    "Pitch",
-    "Pitches",
     "Problem",
     "Schedule",
     "SharedMemory",

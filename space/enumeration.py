@@ -30,6 +30,7 @@ from .rules import (
     L2_PROMOTIONS,
     MAX_CLUSTER,
     MMA_IN_FLIGHT,
+    MULTICAST_KINDS,
     MULTICAST_ROWS,
     RASTERS,
     REDUCTIONS,
@@ -133,13 +134,8 @@ def _buffered(s: Schedule, problem: Problem) -> Schedule:
 
 def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     narrow = _staged(s, problem)
-    stores = STORES[:1] if _must_stage(s, problem) else STORES
+    stores = STORES[:1] if s.swap_ab or s.split_cluster or problem.epilogue != "none" else STORES
     return [store for store in stores if _fits(_with(narrow, store=store), problem, device)]
-
-
-def _must_stage(s: Schedule, problem: Problem) -> bool:
-    """Whether direct stores are out of the question: they transpose nothing, fuse nothing, and store pairs."""
-    return s.swap_ab or s.split_cluster or problem.epilogue != "none" or problem.n % 2 == 1
 
 
 def _staged(s: Schedule, problem: Problem) -> Schedule:
@@ -158,7 +154,8 @@ def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
 
 def _smallest(s: Schedule, problem: Problem) -> Schedule:
     """With the smallest epilogue that the choices so far allow."""
-    return _staged(s, problem) if _must_stage(s, problem) else _with(s, store="direct")
+    staged = s.swap_ab or s.split_cluster or problem.epilogue != "none"
+    return _staged(s, problem) if staged else _with(s, store="direct")
 
 
 def _can_share_k(s: Schedule, problem: Problem, device: Device) -> bool:
@@ -211,14 +208,16 @@ def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
 def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
     if s.split_cluster:
         return [(1, 1)]
-    rows, columns = operand_tiles(problem, s)
-    return [
-        (m, n)
-        for m, n in CLUSTERS
-        if rows.slab_rows % (MULTICAST_ROWS * n) == 0
-        and columns.slab_rows % (MULTICAST_ROWS * m) == 0
-        and _producer_fits(_with(s, cluster_m=m, cluster_n=n))
-    ]
+    return [(m, n) for m, n in CLUSTERS if _multicast_kinds(_with(s, cluster_m=m, cluster_n=n), problem)]
+
+
+def _multicast_kinds(s: Schedule, problem: Problem) -> list[str]:
+    kinds = [_with(s, multicast_kind=kind) for kind in (MULTICAST_KINDS if s.multicast else MULTICAST_KINDS[:1])]
+    return [kind.multicast_kind for kind in kinds if _producer_fits(kind) and _slices_fit(kind, problem)]
+
+
+def _slices_fit(s: Schedule, problem: Problem) -> bool:
+    return all(tile.slab_rows % (MULTICAST_ROWS * tile.slices) == 0 for tile in operand_tiles(problem, s))
 
 
 def _persistent(s: Schedule) -> list[bool]:
@@ -274,6 +273,7 @@ _TILED: Mapping[str, _Domain] = {
     "residual_buffers": _residual_buffers,
     "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s, p)}),
     "cluster_n": lambda s, p, d: sorted(n for m, n in _clusters(s, p) if m == s.cluster_m),
+    "multicast_kind": lambda s, p, d: _multicast_kinds(s, p),
     "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
     "mma_in_flight": lambda s, p, d: MMA_IN_FLIGHT,
     "evict_first": lambda s, p, d: [e for e in EVICT_FIRST if _producer_fits(_with(s, evict_first=e))],
@@ -378,6 +378,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "residual_buffers": RESIDUAL_BUFFERS,
     "cluster_m": (1, 2, 4),
     "cluster_n": (1, 2, 4),
+    "multicast_kind": MULTICAST_KINDS,
     "stages": STAGES,
     "mma_in_flight": MMA_IN_FLIGHT,
     "persistent": (False, True),

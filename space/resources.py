@@ -50,7 +50,9 @@ class OperandTile:
     slabs: int
     slab_rows: int
     sharers: int
-    """CTAs of a cluster that share the tile; each loads its part of the rows of every slab."""
+    """CTAs of a cluster that share the tile."""
+    slices: int
+    """Parts of the rows of every slab in which they load it: one for each, or the whole by the first of them."""
 
     @property
     def slab_bytes(self) -> int:
@@ -70,7 +72,8 @@ def operand_tiles(problem: Problem, schedule: Schedule) -> tuple[OperandTile, Op
     def tile(operand: str, extent: int, sharers: int) -> OperandTile:
         k_major = (problem.a_major if operand == "a" else problem.b_major) == "k"
         across, along = (schedule.tile_k, extent) if k_major else (extent, schedule.tile_k)
-        return OperandTile(operand, k_major, extent, -(-across // wide), along, sharers)
+        slices = sharers if schedule.multicast_kind == "slice" else 1
+        return OperandTile(operand, k_major, extent, -(-across // wide), along, sharers, slices)
 
     rows, columns = ("b", "a") if schedule.swap_ab else ("a", "b")
     return tile(rows, schedule.tile_m, schedule.cluster_n), tile(columns, schedule.tile_n, schedule.cluster_m)
@@ -184,14 +187,21 @@ def max_accumulators(problem: Problem, schedule: Schedule, registers_per_sm: int
     return min(limit, entry - 32) if schedule.threads > 384 else limit
 
 
-def empty_arrivals(schedule: Schedule) -> int:
-    """Arrivals that hand a stage back to its producer.
+def stage_readers(schedule: Schedule) -> int:
+    """Consumer warpgroups of a CTA that read a stage."""
+    return 1 if schedule.arrangement == PINGPONG else schedule.consumers
 
-    One for each consumer warpgroup that reads the stage, in every CTA that the producer multicasts to: the CTAs
-    of its cluster row and column, itself counted once.
+
+def empty_arrivals(schedule: Schedule, cluster_row: int = 0, cluster_column: int = 0) -> int:
+    """Arrivals that hand a stage back to the producer of the CTA at that place in its cluster.
+
+    One for each consumer warpgroup that reads the stage, in every CTA that the producer multicasts to, itself
+    counted once: the CTAs of its cluster row and column, with a `leader` only of the row or column that it is first of.
     """
-    readers = 1 if schedule.arrangement == PINGPONG else schedule.consumers
-    return readers * (schedule.cluster_m + schedule.cluster_n - 1)
+    slices = schedule.multicast_kind == "slice"
+    in_row = schedule.cluster_n - 1 if slices or cluster_column == 0 else 0
+    in_column = schedule.cluster_m - 1 if slices or cluster_row == 0 else 0
+    return stage_readers(schedule) * (1 + in_row + in_column)
 
 
 @functools.cache

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from . import gemv
 from .device import Device
-from .problem import MATRICES, TMA_ALIGNMENT, Problem
+from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, Problem
 from .resources import max_accumulators, operand_tiles, piece_count, producer_extras, register_splits, shared_memory
 from .schedule import COOPERATIVE, GEMV, PINGPONG, Schedule
-from .tiles import ceil_div, tile_grid
+from .tiles import tile_grid
+
+TMA_ALIGNMENT = 16
+"""Row pitches of a tensor map are multiples of this many bytes (cuda.h, cuTensorMapEncodeTiled)."""
 
 LARGEST_EXTENT = 2**31 - 4096
 """Largest m, n or k of a kernel: the last cluster of tiles must still have 32-bit coordinates where it ends."""
 
-LARGEST_OUTPUT = 2**39
-"""Most elements of D, in all products of a batch and rounded up to whole clusters of the largest tiles: tiles of any
-size are then numbered in 32 bits."""
-
-CLUSTER_TILE = 256
-"""Rows, and columns, that every extent of a cluster of the smallest tiles divides (64 x 4, 8 x 4 columns)."""
+LARGEST_OUTPUT = 2**38
+"""Most elements of D: half a terabyte in bf16. Tiles of any size are then numbered in 32 bits."""
 
 CONSUMERS = {COOPERATIVE: (1, 2, 3), PINGPONG: (2,), GEMV: gemv.CONSUMERS}
 TILE_M = (64, 128, 192, 256)
@@ -29,6 +27,7 @@ TILE_K = (64, 128, 256)
 STAGES = tuple(range(2, 17))
 MMA_IN_FLIGHT = (0, 1)
 CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
+MULTICAST_KINDS = ("slice", "leader")
 RASTERS = ("m", "n")
 SWIZZLES = (1, 2, 4, 8, 16, 32)
 STORES = ("tma", "direct")
@@ -65,21 +64,25 @@ def unsupported(problem: Problem, device: Device) -> Iterator[str]:
         yield f"the device {device.name} has compute capability {device.cc}: kernels are made for 9.0 (Hopper)"
     if problem.dtype not in ("bf16", "fp16"):
         yield f"dtype {problem.dtype} has no kernel yet: valid are bf16, fp16"
+    if problem.batch != 1:
+        yield f"batch {problem.batch} has no kernel yet: valid is 1"
     if problem.out_dtype != problem.dtype:
         yield f"out_dtype {problem.out_dtype} has no kernel yet for {problem.dtype} operands: valid is {problem.dtype}"
     for axis in ("m", "n", "k"):
         if (extent := getattr(problem, axis)) > LARGEST_EXTENT:
             yield f"{axis} = {extent} is beyond 32-bit coordinates: valid is at most {LARGEST_EXTENT}"
-    covered = problem.batch * math.prod(ceil_div(e, CLUSTER_TILE) * CLUSTER_TILE for e in (problem.m, problem.n))
-    if covered > LARGEST_OUTPUT:
-        yield (
-            f"m x n x batch is {covered} in whole clusters, beyond what a grid numbers:"
-            f" valid is at most {LARGEST_OUTPUT}"
-        )
-    for matrix in MATRICES:
-        if (alignment := problem.alignment(matrix)) < TMA_ALIGNMENT:
+    if problem.m * problem.n > LARGEST_OUTPUT:
+        yield f"m x n = {problem.m * problem.n} is beyond what a grid numbers: valid is at most {LARGEST_OUTPUT}"
+    element = DTYPE_BYTES[problem.dtype]
+    for matrix, axis, size in (
+        ("A", problem.a_major, element),
+        ("B", problem.b_major, element),
+        ("D", "n", OUT_DTYPE_BYTES[problem.out_dtype]),
+    ):
+        extent = getattr(problem, axis)
+        if extent * size % TMA_ALIGNMENT:
             yield (
-                f"rows of {matrix.upper()} lie at multiples of {alignment} bytes:"
+                f"{axis} = {extent} gives {matrix} rows of {extent * size} bytes:"
                 f" valid are multiples of {TMA_ALIGNMENT} bytes"
             )
 
@@ -97,6 +100,7 @@ def _values(s: Schedule) -> Iterator[str]:
         ("tile_k", gemv.TILE_K if streamed else TILE_K),
         ("stages", gemv.STAGES if streamed else STAGES),
         ("mma_in_flight", MMA_IN_FLIGHT),
+        ("multicast_kind", MULTICAST_KINDS),
         ("raster", RASTERS),
         ("swizzle", SWIZZLES),
         ("store", STORES),
@@ -127,11 +131,13 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
     if s.tile_m % rows:
         yield f"tile_m {s.tile_m} for {s.warpgroups_per_tile} warpgroups a tile: valid are multiples of {rows}"
     for dimension, tile in zip(("tile_m", "tile_n"), operand_tiles(problem, s), strict=True):
-        if tile.slab_rows % (MULTICAST_ROWS * tile.sharers):
+        if tile.slab_rows % (MULTICAST_ROWS * tile.slices):
             yield (
-                f"{dimension} {tile.extent} sliced over {tile.sharers} CTAs:"
-                f" valid are multiples of {MULTICAST_ROWS * tile.sharers}"
+                f"{dimension} {tile.extent} sliced over {tile.slices} CTAs:"
+                f" valid are multiples of {MULTICAST_ROWS * tile.slices}"
             )
+    if s.multicast_kind != "slice" and not s.multicast:
+        yield f"multicast_kind {s.multicast_kind} without a cluster: valid is slice, the default"
     splits = register_splits(s.consumers)
     if (s.producer_regs, s.consumer_regs) not in splits:
         words = ", ".join(f"{p}-{c}" for p, c in splits)
@@ -158,8 +164,6 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
     if s.swap_ab and s.store == "direct":
         yield "direct stores with swap_ab: valid is the store tma, which transposes"
     yield from _shared_k(problem, s, device)
-    if s.store == "direct" and problem.n % 2:
-        yield f"direct stores of pairs with n = {problem.n}: valid is the store tma"
     if s.store == "direct" and problem.epilogue != "none":
         yield f"direct stores with the epilogue {problem.epilogue}: valid is the store tma"
     if s.store == "direct":

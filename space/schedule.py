@@ -83,6 +83,10 @@ class Schedule:
     """Chunks of a residual that loader warps bring to shared memory ahead of the epilogue, for each consumer
     warpgroup; 0 has the consumers read it from device memory."""
 
+    multicast_kind: str = "slice"
+    """Who loads an operand tile that CTAs of a cluster share. `slice`: each of them a slice, for all; `leader`: the
+    first of them the whole tile."""
+
     @property
     def threads(self) -> int:
         """Threads of a CTA: the consumers, and the producer warpgroup where there is one."""
@@ -162,6 +166,8 @@ class Schedule:
             tokens.append(f"l2-{self.l2_promotion}")
         if self.residual_buffers:
             tokens.append(f"res{self.residual_buffers}")
+        if self.multicast_kind != "slice":
+            tokens.append(self.multicast_kind)
         return "_".join(tokens)
 
     def __str__(self) -> str:
@@ -216,6 +222,7 @@ class Schedule:
             dependent_launch=g["dependent_launch"] or "",
             l2_promotion=int(g["l2_promotion"] or 256),
             residual_buffers=int(g["residual_buffers"] or 0),
+            multicast_kind=g["multicast_kind"] or "slice",
         )
         if schedule.name != name.strip():
             raise BadInput(f"schedule is {name!r}: valid is its one name, {schedule.name}")
@@ -260,6 +267,6 @@ _NAME = re.compile(
     r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d{1,9}))?"
     r"(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic))?(_ef(?P<evict_first>[ab]))?"
     r"(_pdl-(?P<dependent_launch>wait|weights))?(_l2-(?P<l2_promotion>\d{1,9}))?"
-    r"(_res(?P<residual_buffers>\d{1,9}))?",
+    r"(_res(?P<residual_buffers>\d{1,9}))?(_(?P<multicast_kind>leader))?",
     re.ASCII,
 )

@@ -1,9 +1,12 @@
-"""A model of the kernel's pipeline: producers, consumers, the ring of stages, mbarriers, named barriers, clusters.
+"""A model of the kernel's pipeline: producers, loaders of a residual, consumers, rings, mbarriers, named barriers,
+clusters, stores.
 
 Every actor is a straight list of operations, as the generated kernel would issue them. What the hardware does by
-itself (a TMA box lands, a group of wgmmas retires) are events that happen at any later moment. `random_walk` lets
-one event after the other happen in an order drawn from a seed, `explore` visits every reachable state.
-Both raise `Hazard` for whatever would be a hang or a wrong result on the GPU.
+itself (a TMA box lands, a group of wgmmas retires, a store has read its chunk) are events that happen at any later
+moment. `random_walk` lets one event after the other happen in an order drawn from a seed, `explore` visits every
+reachable state. Both raise `Hazard` for whatever would be a hang or a wrong result on the GPU.
+
+Warps of a warpgroup are one actor: what they owe each other inside a warpgroup, the model does not see.
 """
 
 from __future__ import annotations
@@ -28,19 +31,39 @@ class Pipeline:
     consumers: int = 1
     stages: int = 2
     in_flight: int = 0
-    k_blocks: int = 2
+    k_blocks: int | tuple[int, ...] = 2
+    """Of every tile, or of each: parts of tiles that share K differ."""
     tiles: int = 1
     cluster_m: int = 1
     cluster_n: int = 1
+    leader: bool = False
+    """The first CTA that shares an operand tile loads it for all; otherwise each a slice."""
+    pieces: int = 0
+    """Pieces in which a consumer stores its part of a tile by TMA; 0 for direct stores."""
+    chunks: int = 1
+    """Chunks of shared memory that the pieces go through."""
+    residuals: int = 0
+    """Chunks of a residual that a loader brings ahead of each consumer."""
     bug: str = ""
 
     @property
     def ctas(self) -> range:
         return range(self.cluster_m * self.cluster_n)
 
-    @property
-    def arrivals(self) -> int:
-        """Arrivals that complete an empty barrier, as the product computes them."""
+    def blocks(self, tile: int) -> int:
+        """The k-blocks of a tile."""
+        return self.k_blocks[tile] if isinstance(self.k_blocks, tuple) else self.k_blocks
+
+    def first_block(self, tile: int) -> int:
+        """The number of a tile's first k-block, counted through all tiles."""
+        return sum(self.blocks(before) for before in range(tile))
+
+    def tiles_of(self, me: int) -> range:
+        """The tiles of a consumer: every other one in ping-pong."""
+        return range(me, self.tiles, 2) if self.arrangement == PINGPONG else range(self.tiles)
+
+    def arrivals(self, cta: int) -> int:
+        """Arrivals that complete an empty barrier of a CTA, as the product computes them."""
         schedule = Schedule(
             self.arrangement,
             self.consumers,
@@ -50,9 +73,14 @@ class Pipeline:
             stages=self.stages,
             cluster_m=self.cluster_m,
             cluster_n=self.cluster_n,
+            multicast_kind="leader" if self.leader else "slice",
         )
-        extra = {"one arrival too few": -1, "one arrival too many": 1}.get(self.bug, 0)
-        return empty_arrivals(schedule) + extra
+        extra = {
+            "one arrival too few": -1,
+            "one arrival too many": 1,
+            "both consumers of ping-pong counted": self.consumers - 1,
+        }.get(self.bug, 0)
+        return empty_arrivals(schedule, cta % self.cluster_m, cta // self.cluster_m) + extra
 
     def row(self, cta: int) -> list[int]:
         """CTAs that share operand A with `cta`: rank = row + column * cluster_m."""
@@ -62,59 +90,116 @@ class Pipeline:
         """CTAs that share operand B with `cta`."""
         return [row + cta // self.cluster_m * self.cluster_m for row in range(self.cluster_m)]
 
-    def peers(self, cta: int) -> list[int]:
-        """CTAs whose loads reach `cta`, itself included."""
+    def loaders(self, cta: int) -> list[int]:
+        """CTAs whose loads reach `cta`, itself included: those that a consumer hands a stage back to."""
+        if self.leader:
+            return sorted({cta, self.row(cta)[0], self.column(cta)[0]})
         return sorted({*self.row(cta), *self.column(cta)})
 
     @property
-    def slices(self) -> int:
-        """TMA boxes that fill a stage of one CTA: a slice of A from each CTA of its row, of B from its column."""
-        return self.cluster_m + self.cluster_n
+    def boxes(self) -> int:
+        """TMA boxes that fill a stage of one CTA: a slice of A from each CTA of its row, of B from its column; with
+        a leader both as a whole."""
+        return 2 if self.leader else self.cluster_m + self.cluster_n
+
+    def loads(self, cta: int) -> Iterator[tuple[int, int]]:
+        """The (target, box) of everything that one fill of a stage by `cta` sends."""
+        column, row = cta // self.cluster_m, cta % self.cluster_m
+        if not self.leader or column == 0:
+            yield from ((target, 0 if self.leader else column) for target in self.row(cta))
+        if not self.leader or row == 0:
+            yield from ((target, 1 if self.leader else self.cluster_n + row) for target in self.column(cta))
 
 
 BUGS = (
     "release before the wait",
+    "current stage released in flight",
     "stage reset for every tile",
+    "stage from an equal K of every tile",
     "phase never flips",
+    "barriers initialised for every tile",
+    "barriers not awaited",
     "one arrival too few",
     "one arrival too many",
     "producer waits for the wrong parity",
+    "bytes of one operand expected",
+    "loads issued by two threads",
+    "producer walks one tile too far",
+    "both consumers of ping-pong counted",
     "no skip over the other's k-blocks",
     "no order of main loops",
     "no first turn",
+    "epilogue synchronises all consumers",
     "no wait before the epilogue",
     "last stage not released",
     "peers not told",
+    "no cluster barrier before the first load",
     "cluster left early",
+    "CTA at the edge skips its tile",
+    "chunk written without a wait",
+    "wait for one store too few",
+    "left with stores in flight",
+    "residual not handed back",
+    "residual handed back before it is read",
 )
 
 Operation = tuple[str, *tuple[int, ...]]
 
+TURN, EPILOGUE, READY = 0, 2, 3
+"""Named barriers of a CTA: two turns of the main loop, all consumers in the epilogue, mbarriers ready."""
+
 
 class _Ring:
-    """A place in the ring and the parity of its round: the counters of the generated code."""
+    """A place in a ring and the parity of its round: the counters of the generated code."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.stages = pipeline.stages
-        self.flips = pipeline.bug != "phase never flips"
+    def __init__(self, size: int, flips: bool = True) -> None:
+        self.size = size
+        self.flips = flips
         self.stage = self.parity = 0
 
     def advance(self, count: int = 1) -> None:
         for _ in range(count):
             self.stage += 1
-            if self.stage == self.stages:
+            if self.stage == self.size:
                 self.stage = 0
                 self.parity ^= self.flips
 
 
+def _ring(p: Pipeline) -> _Ring:
+    return _Ring(p.stages, p.bug != "phase never flips")
+
+
+def _last_tile_skipped(p: Pipeline, cta: int) -> int:
+    """Tiles that a CTA leaves out at the end because they lie outside the output."""
+    return int(p.bug == "CTA at the edge skips its tile" and cta == p.ctas[-1] and cta > 0)
+
+
 def producer(p: Pipeline, cta: int) -> Iterator[Operation]:
     """The producer thread of a CTA."""
-    ring = _Ring(p)
-    for block in range(p.tiles * p.k_blocks):
-        parity = ring.parity if p.bug == "producer waits for the wrong parity" else ring.parity ^ 1
-        yield ("wait empty", cta, ring.stage, parity)
-        yield ("fill", ring.stage, block)  # expect_tx and both loads, which land at any later moment
-        ring.advance()
+    yield ("init", cta)
+    yield from _enter(p, cta, waits=False)
+    ring = _ring(p)
+    walked = p.tiles - _last_tile_skipped(p, cta) + (p.bug == "producer walks one tile too far")
+    for tile in range(walked):
+        if p.bug == "barriers initialised for every tile" and tile:
+            yield ("init", cta)
+        for k in range(p.blocks(min(tile, p.tiles - 1))):
+            parity = ring.parity if p.bug == "producer waits for the wrong parity" else ring.parity ^ 1
+            yield ("wait empty", cta, ring.stage, parity)
+            yield ("fill", ring.stage, p.first_block(tile) + k)  # expect_tx and loads, which land at any later moment
+            ring.advance()
+    yield from _leave(p)
+
+
+def loader(p: Pipeline, cta: int, me: int) -> Iterator[Operation]:
+    """The warp that brings the residual of a consumer."""
+    yield from _enter(p, cta)
+    ring = _Ring(p.residuals)
+    for tile in p.tiles_of(me):
+        for piece in range(p.pieces):
+            yield ("wait free", cta, me, ring.stage, ring.parity ^ 1)
+            yield ("fetch", me, ring.stage, tile * p.pieces + piece)
+            ring.advance()
     yield from _leave(p)
 
 
@@ -123,46 +208,94 @@ def consumer(p: Pipeline, cta: int, me: int) -> Iterator[Operation]:
     pingpong = p.arrangement == PINGPONG
     ordered = pingpong and p.bug != "no order of main loops"
     skips = p.bug != "no skip over the other's k-blocks"
-    ring = _Ring(p)
+    yield from _enter(p, cta)
+    ring, residual = _ring(p), _Ring(max(1, p.residuals))
     if ordered and me == 1 and p.bug != "no first turn":
-        yield ("arrive", cta, 0)
+        yield ("arrive", cta, TURN + 0)
     if pingpong and me == 1 and skips:
-        ring.advance(p.k_blocks)
-    for tile in range(me if pingpong else 0, p.tiles, 2 if pingpong else 1):
+        ring.advance(p.blocks(0))
+    tiles = p.tiles_of(me)
+    for tile in tiles[: len(tiles) - _last_tile_skipped(p, cta)]:
         if p.bug == "stage reset for every tile":
             ring.stage = 0
+        if p.bug == "stage from an equal K of every tile":
+            ring = _ring(p)
+            ring.advance(tile * p.blocks(0))
         if ordered:
-            yield ("arrive", cta, me)
-            yield ("pass", cta, me)
+            yield ("arrive", cta, TURN + me)
+            yield ("pass", cta, TURN + me)
         last = ring.stage
-        for k in range(p.k_blocks):
+        for k in range(p.blocks(tile)):
             yield ("wait full", cta, ring.stage, ring.parity)
-            yield ("mma", ring.stage, tile * p.k_blocks + k)
+            yield ("mma", ring.stage, p.first_block(tile) + k)
             if p.bug == "release before the wait":
                 yield _release(p, cta, ring.stage)
                 yield ("drain", p.in_flight)
             else:
                 yield ("drain", p.in_flight)
-                if p.in_flight == 0:
+                if p.in_flight == 0 or p.bug == "current stage released in flight":
                     yield _release(p, cta, ring.stage)
                 elif k > 0:
                     yield _release(p, cta, last)
             last = ring.stage
             ring.advance()
         if ordered:
-            yield ("arrive", cta, me ^ 1)
+            yield ("arrive", cta, TURN + (me ^ 1))
         if p.bug != "no wait before the epilogue":
             yield ("drain", 0)
-        if p.in_flight and p.bug not in ("last stage not released", "release before the wait"):
+        released = ("last stage not released", "release before the wait", "current stage released in flight")
+        if p.in_flight and p.bug not in released:
             yield _release(p, cta, last)
         if pingpong and skips:
-            ring.advance(p.k_blocks)
-        yield ("epilogue",)
+            ring.advance(p.blocks(tile))
+        yield from _epilogue(p, cta, me, tile, residual)
+    if p.pieces and p.bug != "left with stores in flight":
+        yield ("stores", 0)
     yield from _leave(p)
 
 
+def _epilogue(p: Pipeline, cta: int, me: int, tile: int, residual: _Ring) -> Iterator[Operation]:
+    """Read the accumulators; piece by piece wait for the chunk, add the residual, stage, store."""
+    yield ("epilogue",)
+    if p.bug == "epilogue synchronises all consumers":
+        yield ("arrive", cta, EPILOGUE)
+        yield ("pass", cta, EPILOGUE)
+    for piece in range(p.pieces):
+        left = p.chunks if p.bug == "wait for one store too few" else p.chunks - 1
+        if p.bug != "chunk written without a wait":
+            if piece == 0:
+                yield ("stores", 0)
+            elif piece >= p.chunks:
+                yield ("stores", left)
+        if p.residuals:
+            early = p.bug == "residual handed back before it is read"
+            hand_back = ("hand back", cta, me, residual.stage)
+            yield ("wait landed", cta, me, residual.stage, residual.parity)
+            if early:
+                yield hand_back
+            yield ("read", me, residual.stage, tile * p.pieces + piece)
+            if not early and p.bug != "residual not handed back":
+                yield hand_back
+            residual.advance()
+        yield ("stage", piece % p.chunks)
+        yield ("store", piece % p.chunks)
+
+
 def _release(p: Pipeline, cta: int, stage: int) -> Operation:
-    return ("release", stage, *([cta] if p.bug == "peers not told" else p.peers(cta)))
+    return ("release", stage, *([cta] if p.bug == "peers not told" else p.loaders(cta)))
+
+
+def _enter(p: Pipeline, cta: int, waits: bool = True) -> Iterator[Operation]:
+    """Where all but the producer wait for the mbarriers; in a cluster it waits as well, for those of its peers."""
+    if p.bug == "barriers not awaited":
+        return
+    if len(p.ctas) > 1 and p.bug != "no cluster barrier before the first load":
+        yield ("cluster arrive",)
+        yield ("cluster pass",)
+    else:
+        yield ("arrive", cta, READY)
+        if waits:
+            yield ("pass", cta, READY)
 
 
 def _leave(p: Pipeline) -> Iterator[Operation]:
@@ -179,10 +312,20 @@ class _Actor:
 
 Event = tuple[str, *tuple[int, ...]]
 
+Mbarrier = tuple[int, int, int]
+"""Completed phases, pending arrivals, bytes that are expected and have not landed (counted in boxes)."""
+
+_UNMADE = (-1, 0, 0)
+"""An mbarrier before its initialisation."""
+
+
+_PRIVATE = ("drain", "stores", "pass", "cluster pass", "epilogue")
+"""Operations that, once possible, stay so and change nothing but the actor's own place."""
+
 
 class Machine:
-    """The state of one cluster. Events are `("step", actor)`, `("retire", actor)` and
-    `("land", cta, stage, k-block, slice)`."""
+    """The state of one cluster. Events are `("step", actor)`, `("retire", actor)`, `("stored", actor)`,
+    `("land", cta, stage, k-block, box, copy)` and `("fetched", cta, consumer, chunk, piece)`."""
 
     def __init__(self, p: Pipeline) -> None:
         self.p = p
@@ -190,19 +333,27 @@ class Machine:
         for cta in p.ctas:
             self.actors.append(_Actor(cta, tuple(producer(p, cta))))
             self.actors += [_Actor(cta, tuple(consumer(p, cta, me))) for me in range(p.consumers)]
+            if p.residuals:
+                self.actors += [_Actor(cta, tuple(loader(p, cta, me))) for me in range(p.consumers)]
         slots = len(p.ctas) * p.stages
+        chunks = len(p.ctas) * p.consumers * p.residuals
         self.at = [0] * len(self.actors)
         self.marks = [0] * len(self.actors)
         """The round of a named barrier that the actor arrived in."""
         self.reads: list[tuple[int, ...]] = [()] * len(self.actors)
         """Stages that wgmmas in flight read, one group each, oldest first."""
-        # An mbarrier is (completed phases, pending arrivals, bytes expected and not landed, in boxes).
-        self.full = [(0, 1, 0)] * slots
-        self.empty = [(0, p.arrivals, 0)] * slots
-        self.contents: list[tuple[int, ...]] = [(-1,) * p.slices] * slots
-        self.flying: frozenset[tuple[int, ...]] = frozenset()
+        self.stores: list[tuple[int, ...]] = [()] * len(self.actors)
+        """Chunks that stores in flight read, oldest first."""
+        self.full: list[Mbarrier] = [_UNMADE] * slots
+        self.empty: list[Mbarrier] = [_UNMADE] * slots
+        self.landed: list[Mbarrier] = [_UNMADE] * chunks
+        self.free: list[Mbarrier] = [_UNMADE] * chunks
+        self.contents: list[tuple[int, ...]] = [(-1,) * p.boxes] * slots
+        self.residual: list[int] = [-1] * chunks
+        self.flying: frozenset[Event] = frozenset()
+        """Boxes on their way, as the events of their landing."""
         # A named barrier is (completed rounds, arrivals of warpgroups in this one); the last is the cluster's.
-        self.named = [(0, 0)] * (2 * len(p.ctas) + 1)
+        self.named = [(0, 0)] * (4 * len(p.ctas) + 1)
 
     def copy(self) -> Machine:
         twin = object.__new__(Machine)
@@ -212,8 +363,8 @@ class Machine:
 
     def key(self) -> tuple[object, ...]:
         """Equal for states that have the same futures."""
-        lists = (self.at, self.marks, self.reads, self.full, self.empty, self.contents, self.named)
-        return (*map(tuple, lists), self.flying)
+        rings = (self.full, self.empty, self.landed, self.free, self.contents, self.residual)
+        return (*map(tuple, (self.at, self.marks, self.reads, self.stores, *rings, self.named)), self.flying)
 
     @property
     def finished(self) -> bool:
@@ -223,7 +374,15 @@ class Machine:
         """Everything that can happen next."""
         events: list[Event] = [("step", i) for i in range(len(self.actors)) if self._can_step(i)]
         events += [("retire", i) for i, reads in enumerate(self.reads) if reads]
-        events += [("land", *box) for box in sorted(self.flying)]
+        events += [("stored", i) for i, chunks in enumerate(self.stores) if chunks]
+        return events + sorted(self.flying)
+
+    def branches(self) -> list[Event]:
+        """The events whose order matters: a step that nobody else sees, and that nothing disables, goes first."""
+        events = self.events()
+        for kind, actor, *_ in events:
+            if kind == "step" and self.actors[actor].program[self.at[actor]][0] in _PRIVATE:
+                return [(kind, actor)]
         return events
 
     def apply(self, event: Event) -> None:
@@ -235,13 +394,26 @@ class Machine:
         kind, *operands = event
         if kind == "retire":
             self.reads[operands[0]] = self.reads[operands[0]][1:]
-        elif kind == "land":
-            self._land(*operands)
-        else:
+        elif kind == "stored":
+            self.stores[operands[0]] = self.stores[operands[0]][1:]
+            self._check_alive(self.actors[operands[0]].cta, "a store's reading")
+        elif kind == "step":
             self._step(operands[0])
+        else:
+            self.flying -= {event}
+            self._check_alive(operands[0], "a TMA box")
+            if kind == "land":
+                self._land(*operands)
+            else:
+                cta, me, slot, piece = operands
+                self.residual[self._chunk(cta, me, slot)] = piece
+                self._arrive(self.landed, self._chunk(cta, me, slot), 1, boxes=-1)
 
     def _slot(self, cta: int, stage: int) -> int:
         return cta * self.p.stages + stage
+
+    def _chunk(self, cta: int, me: int, slot: int) -> int:
+        return (cta * self.p.consumers + me) * self.p.residuals + slot
 
     def _done(self, actor: int) -> bool:
         return self.at[actor] == len(self.actors[actor].program)
@@ -253,65 +425,107 @@ class Machine:
         if name in ("wait full", "wait empty"):
             cta, stage, parity = operands
             barriers = self.full if name == "wait full" else self.empty
-            return barriers[self._slot(cta, stage)][0] % 2 != parity
+            return self._passed(barriers[self._slot(cta, stage)], parity)
+        if name in ("wait landed", "wait free"):
+            cta, me, slot, parity = operands
+            barriers = self.landed if name == "wait landed" else self.free
+            return self._passed(barriers[self._chunk(cta, me, slot)], parity)
         if name == "drain":
             return len(self.reads[actor]) <= operands[0]
+        if name == "stores":
+            return len(self.stores[actor]) <= operands[0]
         if name == "pass":
-            return self.named[2 * operands[0] + operands[1]][0] > self.marks[actor]
+            return self.named[4 * operands[0] + operands[1]][0] > self.marks[actor]
         if name == "cluster pass":
             return self.named[-1][0] > self.marks[actor]
         return True
+
+    def _passed(self, barrier: Mbarrier, parity: int) -> bool:
+        if barrier == _UNMADE:
+            raise Hazard("a wait on an mbarrier that is not initialised")
+        return barrier[0] % 2 != parity
 
     def _step(self, actor: int) -> None:
         cta = self.actors[actor].cta
         name, *operands = self.actors[actor].program[self.at[actor]]
         self.at[actor] += 1
-        if name == "fill":
-            stage, block = operands
-            self._arrive(self.full, self._slot(cta, stage), expected=self.p.slices, arrivals=1)
-            a_slice, b_slice = cta // self.p.cluster_m, self.p.cluster_n + cta % self.p.cluster_m
-            self.flying |= {(target, stage, block, a_slice) for target in self.p.row(cta)}
-            self.flying |= {(target, stage, block, b_slice) for target in self.p.column(cta)}
-        elif name == "mma":
-            stage, block = operands
-            found = self.contents[self._slot(cta, stage)]
-            if found != (block,) * self.p.slices:
-                raise Hazard(f"wgmma reads k-blocks {found} in place of {block}")
-            self.reads[actor] += (stage,)
-        elif name == "release":
-            stage, *targets = operands
-            for target in targets:
-                self._check_alive(target, "an arrival")
-                self._arrive(self.empty, self._slot(target, stage), arrivals=self.p.arrivals)
-        elif name == "epilogue" and self.reads[actor]:
-            raise Hazard("the epilogue reads accumulators of wgmmas in flight")
-        elif name == "arrive":
-            self._named_arrive(actor, 2 * operands[0] + operands[1], 2)
-        elif name == "cluster arrive":
-            self._named_arrive(actor, len(self.named) - 1, len(self.actors))
+        match name:
+            case "init":
+                self._init(cta)
+            case "fill":
+                self._fill(cta, *operands)
+            case "fetch":
+                me, slot, piece = operands
+                self._arrive(self.landed, self._chunk(cta, me, slot), 1, arrivals=1, boxes=1)
+                self.flying |= {("fetched", cta, me, slot, piece)}
+            case "mma":
+                stage, block = operands
+                found = self.contents[self._slot(cta, stage)]
+                if found != (block,) * self.p.boxes:
+                    raise Hazard(f"wgmma reads k-blocks {found} in place of {block}")
+                self.reads[actor] += (stage,)
+            case "release":
+                stage, *targets = operands
+                for target in targets:
+                    self._check_alive(target, "an arrival")
+                    self._arrive(self.empty, self._slot(target, stage), self.p.arrivals(target), arrivals=1)
+            case "epilogue" if self.reads[actor]:
+                raise Hazard("the epilogue reads accumulators of wgmmas in flight")
+            case "read":
+                me, slot, piece = operands
+                found_piece = self.residual[self._chunk(cta, me, slot)]
+                if found_piece != piece:
+                    raise Hazard(f"piece {found_piece} of the residual is read in place of {piece}")
+            case "hand back":
+                self._arrive(self.free, self._chunk(*operands), 1, arrivals=1)
+            case "stage" if operands[0] in self.stores[actor]:
+                raise Hazard(f"chunk {operands[0]} is overwritten while a store reads it")
+            case "store":
+                self.stores[actor] += (operands[0],)
+            case "arrive":
+                barrier = operands[1]
+                ready = len([a for a in self.actors if a.cta == cta])
+                count = {READY: ready, EPILOGUE: self.p.consumers}.get(barrier, 2)
+                self._named_arrive(actor, 4 * operands[0] + barrier, count)
+            case "cluster arrive":
+                self._named_arrive(actor, len(self.named) - 1, len(self.actors))
 
-    def _land(self, cta: int, stage: int, block: int, piece: int) -> None:
-        self.flying -= {(cta, stage, block, piece)}
-        self._check_alive(cta, "a TMA box")
+    def _init(self, cta: int) -> None:
+        for stage in range(self.p.stages):
+            self.full[self._slot(cta, stage)] = (0, 1, 0)
+            self.empty[self._slot(cta, stage)] = (0, self.p.arrivals(cta), 0)
+        for me in range(self.p.consumers):
+            for slot in range(self.p.residuals):
+                self.landed[self._chunk(cta, me, slot)] = self.free[self._chunk(cta, me, slot)] = (0, 1, 0)
+
+    def _fill(self, cta: int, stage: int, block: int) -> None:
+        expected = self.p.boxes - (self.p.bug == "bytes of one operand expected")
+        self._arrive(self.full, self._slot(cta, stage), 1, arrivals=1, boxes=expected)
+        for copy in range(1 + (self.p.bug == "loads issued by two threads")):
+            self.flying |= {("land", target, stage, block, box, copy) for target, box in self.p.loads(cta)}
+
+    def _land(self, cta: int, stage: int, block: int, box: int, copy: int) -> None:
+        del copy
         for actor, reads in zip(self.actors, self.reads, strict=True):
             if actor.cta == cta and stage in reads:
                 raise Hazard(f"stage {stage} is overwritten while wgmmas read it")
         slot = self._slot(cta, stage)
         contents = self.contents[slot]
-        self.contents[slot] = (*contents[:piece], block, *contents[piece + 1 :])
-        self._arrive(self.full, slot, expected=-1)
+        self.contents[slot] = (*contents[:box], block, *contents[box + 1 :])
+        self._arrive(self.full, slot, 1, boxes=-1)
 
-    def _arrive(self, barriers: list[tuple[int, int, int]], slot: int, arrivals: int = 0, expected: int = 0) -> None:
-        """One arrival on an mbarrier when `arrivals` (its count for a phase) is given, and a change of its bytes."""
-        phase, pending, boxes = barriers[slot]
-        pending -= bool(arrivals)
-        boxes += expected
+    def _arrive(self, barriers: list[Mbarrier], slot: int, count: int, arrivals: int = 0, boxes: int = 0) -> None:
+        """An arrival, or a change of the expected bytes, on an mbarrier of `count` arrivals a phase."""
+        if barriers[slot] == _UNMADE:
+            raise Hazard("an mbarrier is used that is not initialised")
+        phase, pending, missing = barriers[slot]
+        pending -= arrivals
+        missing += boxes
         if pending < 0:
             raise Hazard("an mbarrier gets more arrivals than its phase has")
-        if pending == 0 and boxes == 0:
-            count = 1 if barriers is self.full else self.p.arrivals
+        if pending == 0 and missing == 0:
             phase, pending = phase + 1, count
-        barriers[slot] = (phase, pending, boxes)
+        barriers[slot] = (phase, pending, missing)
 
     def _named_arrive(self, actor: int, barrier: int, count: int) -> None:
         rounds, arrived = self.named[barrier]
@@ -341,13 +555,14 @@ def random_walk(p: Pipeline, seed: int) -> int:
 
 
 def explore(p: Pipeline, limit: int) -> int:
-    """Visit every state that any order of events reaches; their number, which must not exceed `limit`."""
+    """Visit every state that any order of events reaches, but for the order of private steps; their number, which must
+    not exceed `limit`."""
     start = Machine(p)
     seen = {start.key()}
     frontier = [start]
     while frontier:
         machine = frontier.pop()
-        events = machine.events()
+        events = machine.branches()
         if not events:
             _check_end(machine)
         for event in events:
@@ -361,15 +576,13 @@ def explore(p: Pipeline, limit: int) -> int:
     return len(seen)
 
 
-def hazards(p: Pipeline, seeds: Iterable[int]) -> list[str]:
-    """What random walks with `seeds` find wrong."""
-    found = []
+def hazards(p: Pipeline, seeds: Iterable[int]) -> Iterator[str]:
+    """What random walks with `seeds` find wrong, one after the other."""
     for seed in seeds:
         try:
             random_walk(p, seed)
         except Hazard as hazard:
-            found.append(str(hazard))
-    return found
+            yield str(hazard)
 
 
 def _check_end(machine: Machine) -> None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from pipeline import BUGS, Hazard, Machine, Pipeline, explore, hazards, random_walk
 from tileseek.space import COOPERATIVE, PINGPONG
+from tileseek.space.rules import CLUSTERS
 
 ARRANGEMENTS = ((COOPERATIVE, 1), (COOPERATIVE, 2), (COOPERATIVE, 3), (PINGPONG, 2))
-CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1))
+SHARED = [cluster for cluster in CLUSTERS if cluster != (1, 1)]
 
 
 @pytest.mark.parametrize(("arrangement", "consumers"), ARRANGEMENTS)
@@ -22,12 +23,30 @@ def test_random_orders(arrangement: str, consumers: int, in_flight: int) -> None
             random_walk(p, seed)
 
 
+@pytest.mark.parametrize("leader", (False, True), ids=("slice", "leader"))
+@pytest.mark.parametrize("cluster", SHARED, ids=str)
+def test_random_orders_in_clusters(cluster: tuple[int, int], leader: bool) -> None:
+    for (arrangement, consumers), in_flight in itertools.product(ARRANGEMENTS, (0, 1)):
+        for seed, (stages, k_blocks, tiles) in enumerate(((2, 1, 3), (2, 5, 2), (3, 2, 3))):
+            random_walk(Pipeline(arrangement, consumers, stages, in_flight, k_blocks, tiles, *cluster, leader), seed)
+
+
+@pytest.mark.parametrize("in_flight", (0, 1))
+@pytest.mark.parametrize("consumers", (1, 2))
+def test_random_orders_of_unequal_shares_of_k(consumers: int, in_flight: int) -> None:
+    """As with split-K and stream-K: every unit of work has k-blocks of its own number."""
+    for stages, shares in itertools.product((2, 3), ((3, 1, 4), (1, 5), (2, 2, 1, 7))):
+        for seed in range(3):
+            random_walk(Pipeline(COOPERATIVE, consumers, stages, in_flight, shares, len(shares)), seed)
+
+
 @pytest.mark.parametrize(("arrangement", "consumers"), ARRANGEMENTS)
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_random_orders_in_clusters(arrangement: str, consumers: int, cluster: tuple[int, int]) -> None:
-    for in_flight, (stages, k_blocks, tiles) in itertools.product((0, 1), ((2, 1, 3), (2, 5, 2), (3, 2, 3))):
+def test_random_orders_of_the_epilogue(arrangement: str, consumers: int) -> None:
+    for pieces, chunks, residuals in itertools.product((1, 3, 4), (1, 2, 4), (0, 1, 2)):
+        p = Pipeline(arrangement, consumers, 2, 1, 2, 3, pieces=pieces, chunks=chunks, residuals=residuals)
         for seed in range(2):
-            random_walk(Pipeline(arrangement, consumers, stages, in_flight, k_blocks, tiles, *cluster), seed)
+            random_walk(p, seed)
+    random_walk(replace(p, cluster_m=2, cluster_n=2, leader=True), 0)
 
 
 @pytest.mark.parametrize("in_flight", (0, 1))
@@ -38,33 +57,61 @@ def test_every_order_of_small_pipelines(arrangement: str, consumers: int, in_fli
         assert states > 30
 
 
-def test_every_order_of_a_small_cluster() -> None:
-    assert explore(Pipeline(COOPERATIVE, 1, 2, 1, k_blocks=3, tiles=1, cluster_m=2), limit=50_000) > 10_000
+@pytest.mark.parametrize("leader", (False, True), ids=("slice", "leader"))
+def test_every_order_of_a_small_cluster(leader: bool) -> None:
+    assert explore(Pipeline(COOPERATIVE, 1, 2, 1, 3, 1, cluster_m=2, leader=leader), limit=50_000) > 5_000
 
 
-def _where_it_shows(bug: str) -> list[Pipeline]:
-    """Pipelines in which a mistake has consequences."""
-    cooperative = Pipeline(COOPERATIVE, 2, 3, 1, k_blocks=5, tiles=3)
-    pingpong = Pipeline(PINGPONG, 2, 3, 1, k_blocks=7, tiles=4)
-    draining = Pipeline(COOPERATIVE, 2, 2, 0, k_blocks=5, tiles=2)
-    cluster = Pipeline(COOPERATIVE, 2, 2, 1, k_blocks=3, tiles=3, cluster_m=2, cluster_n=2)
-    order = ("no skip over the other's k-blocks", "no order of main loops", "no first turn")
-    if bug in order:
-        return [pingpong, replace(pingpong, in_flight=0), replace(pingpong, cluster_n=2)]
-    if bug in ("peers not told", "cluster left early"):
-        return [cluster, replace(cluster, in_flight=0), replace(pingpong, cluster_m=2)]
-    if bug == "one arrival too few":
-        return [cooperative, cluster]  # of a single arrival none would be left
-    if bug in ("no wait before the epilogue", "last stage not released"):
-        return [cooperative, pingpong, cluster]
-    return [cooperative, pingpong, cluster, draining]
+@pytest.mark.parametrize("chunks", (1, 2))
+def test_every_order_of_a_small_epilogue(chunks: int) -> None:
+    p = Pipeline(COOPERATIVE, 1, 2, 0, k_blocks=1, tiles=2, pieces=2, chunks=chunks, residuals=2)
+    assert explore(p, limit=50_000) > 1_000
+
+
+COOP = Pipeline(COOPERATIVE, 2, 3, 1, k_blocks=5, tiles=3)
+DRAINING = Pipeline(COOPERATIVE, 2, 2, 0, k_blocks=5, tiles=2)
+PING = Pipeline(PINGPONG, 2, 3, 1, k_blocks=7, tiles=4)
+ODD_PING = replace(PING, tiles=3)
+CLUSTER = Pipeline(COOPERATIVE, 2, 2, 1, k_blocks=3, tiles=3, cluster_m=2, cluster_n=2)
+LEADER = replace(CLUSTER, leader=True)
+SHARES = Pipeline(COOPERATIVE, 2, 3, 1, k_blocks=(4, 1, 6), tiles=3)
+STORES = Pipeline(COOPERATIVE, 2, 3, 1, k_blocks=1, tiles=3, pieces=4, chunks=2)
+RESIDUAL = replace(STORES, residuals=2)
+
+SHOWS_IN: dict[str, list[Pipeline]] = {
+    "current stage released in flight": [COOP, PING, CLUSTER],
+    "stage from an equal K of every tile": [SHARES],
+    "barriers initialised for every tile": [COOP, PING, CLUSTER],
+    "one arrival too few": [COOP, CLUSTER],  # of a single arrival none would be left
+    "both consumers of ping-pong counted": [PING, replace(PING, cluster_m=2)],
+    "no skip over the other's k-blocks": [PING, replace(PING, in_flight=0), replace(PING, cluster_n=2)],
+    "no order of main loops": [PING, replace(PING, in_flight=0), replace(PING, cluster_n=2)],
+    "no first turn": [PING, replace(PING, in_flight=0), replace(PING, cluster_n=2)],
+    "epilogue synchronises all consumers": [ODD_PING],
+    "no wait before the epilogue": [COOP, PING, CLUSTER],
+    "last stage not released": [COOP, PING, CLUSTER],
+    "peers not told": [CLUSTER, LEADER, replace(CLUSTER, in_flight=0), replace(PING, cluster_m=2)],
+    "no cluster barrier before the first load": [CLUSTER, LEADER],
+    "cluster left early": [CLUSTER, replace(CLUSTER, in_flight=0), replace(PING, cluster_m=2)],
+    "CTA at the edge skips its tile": [CLUSTER, LEADER, replace(PING, cluster_n=2)],
+    "chunk written without a wait": [STORES, RESIDUAL],
+    "wait for one store too few": [STORES, RESIDUAL],
+    "left with stores in flight": [STORES, RESIDUAL],
+    "residual not handed back": [RESIDUAL, replace(RESIDUAL, residuals=1)],
+    "residual handed back before it is read": [RESIDUAL, replace(RESIDUAL, residuals=1)],
+}
+"""Pipelines in which a mistake has consequences; all others show in any."""
+
+
+def where(bug: str) -> list[Pipeline]:
+    return SHOWS_IN.get(bug, [COOP, PING, CLUSTER, LEADER, DRAINING])
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_mistake_is_found(bug: str) -> None:
-    for p in _where_it_shows(bug):
-        assert hazards(p, range(8)) == [], "the pipeline is sound without the mistake"
-        assert hazards(replace(p, bug=bug), range(12)), f"{bug} goes unnoticed in {p}"
+    for p in where(bug):
+        assert not any(hazards(p, range(3))), "the pipeline is sound without the mistake"
+        assert any(hazards(replace(p, bug=bug), range(20))), f"{bug} goes unnoticed in {p}"
 
 
 @pytest.mark.parametrize(
@@ -76,10 +123,55 @@ def test_planted_mistake_is_found(bug: str) -> None:
         ("no first turn", "deadlock"),
         ("no wait before the epilogue", "accumulators of wgmmas in flight"),
         ("cluster left early", "has exited"),
+        ("no cluster barrier before the first load", "not initialised"),
+        ("left with stores in flight", "has exited"),
+        ("residual handed back before it is read", "of the residual is read in place of"),
     ),
 )
 def test_mistake_has_its_consequence(bug: str, words: str) -> None:
-    p = replace(_where_it_shows(bug)[0], bug=bug)
+    p = replace(where(bug)[0], bug=bug)
+    assert any(words in hazard for hazard in hazards(p, range(20)))
+
+
+NVFUSER = {
+    "operands overwritten under wgmmas (3561, 3863)": ("release before the wait", "overwritten while wgmmas read it"),
+    "gap of two releases the present stage (3863)": (
+        "current stage released in flight",
+        "overwritten while wgmmas read it",
+    ),
+    "accumulators read before the wait (3843, 4312)": ("no wait before the epilogue", "accumulators"),
+    "barriers made anew for every tile (4221)": ("barriers initialised for every tile", ""),
+    "stage and phase from an equal K of all tiles (4221)": ("stage from an equal K of every tile", ""),
+    "stage begins at 0 in every tile (4221)": ("stage reset for every tile", "in place of"),
+    "phase lost between tiles (4221)": ("phase never flips", ""),
+    "barriers used before they are made (4221)": ("barriers not awaited", "not initialised"),
+    "load warp without the early-out (4249)": ("producer walks one tile too far", ""),
+    "empty barrier counts both warpgroups in ping-pong (4460)": ("both consumers of ping-pong counted", "deadlock"),
+    "nobody arrives for the first turn (4646)": ("no first turn", "deadlock"),
+    "CTA-wide sync in a ping-pong epilogue (4646)": ("epilogue synchronises all consumers", "deadlock"),
+    "all threads issue the loads (3294, 3814)": ("loads issued by two threads", ""),
+    "expect_tx of one operand (4221)": ("bytes of one operand expected", ""),
+    "no wait before the store's memory is written (3961)": ("chunk written without a wait", "while a store reads it"),
+    "no wait for stores at all (5448)": ("left with stores in flight", "has exited"),
+    "input of the epilogue overwritten (4069, 4271)": ("residual handed back before it is read", "of the residual"),
+    "no cluster sync after the init (3689)": ("no cluster barrier before the first load", "not initialised"),
+    "peers do not hand back (3689)": ("peers not told", ""),
+    "CTA of a cluster without a tile (4341, 4405)": ("CTA at the edge skips its tile", "deadlock"),
+}
+"""Mistakes that nvFuser's history has (github.com/NVIDIA/Fuser, by number), as this model plants them.
+
+Those that it cannot express are found elsewhere. By the audit: no fence or one for each wgmma (3139, 3680), fences and
+waits that the compiler puts in, setmaxnreg ignored (3972), elections in the K loop, indices not uniform (2323).
+By bit-exact companion shapes on the GPU: stmatrix on sizes that are no multiple of 16 (3963), a swizzle atom across
+warp tiles (4771). By properties: tiles dropped by a padded swizzle (cutlass 3521). By rules: sizes beyond 2^31 (3595),
+stages counted twice (4550). By the order of the source: one warpgroup still needs its barrier before the store (4151).
+"""
+
+
+@pytest.mark.parametrize("history", NVFUSER)
+def test_mistake_of_nvfuser_is_found(history: str) -> None:
+    bug, words = NVFUSER[history]
+    p = replace(where(bug)[0], bug=bug)
     assert any(words in hazard for hazard in hazards(p, range(20)))
 
 

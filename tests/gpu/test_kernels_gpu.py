@@ -11,7 +11,8 @@ from tileseek.cost_model.draft import draft
 from tileseek.measure.policy import SCREEN
 from tileseek.measure.results import Candidate
 from tileseek.measure.supervisor import Measurer
-from tileseek.space import GEMV, Problem, Schedule, sample
+from tileseek.space import GEMV, Problem, Schedule, sample, violations
+from tileseek.space.rules import CLUSTERS, MULTICAST_KINDS
 
 pytestmark = pytest.mark.gpu
 
@@ -40,18 +41,6 @@ PROBLEMS = [
         )
     ),
     Problem(17, 2112, 7168, epilogue="bias+gelu+residual"),
-    *(
-        Problem(520, 776, 1032, layout=layout, batch=3, broadcast=all_products)
-        for layout, all_products in (("nt", ""), ("nn", "b"), ("tn", "a"), ("tt", "ab"))
-    ),
-    Problem(17, 264, 2048, batch=40, broadcast="a", epilogue="bias_m+gelu+residual"),
-    Problem(300, 200, 520, "fp16", batch=5, epilogue="bias+relu+residual", overlap="weights"),
-    # Rows of any length at multiples of 16 bytes: there is padding between them, which must stay as it is.
-    *(
-        Problem(517, 773, 1031, layout=layout, a_align=16, b_align=16, d_align=16)
-        for layout in ("nt", "nn", "tn", "tt")
-    ),
-    Problem(517, 773, 1031, batch=3, a_align=16, b_align=16, d_align=16, epilogue="bias+residual"),
 ]
 
 
@@ -118,6 +107,29 @@ def test_weights_stream_at_the_rate_of_memory(measurer: Measurer) -> None:
         best = min(results, key=lambda r: r.median_us or 1e9)
         share = problem.bytes / 4.3e6 / (best.median_us or 1e9)
         print(f"{problem.key}: {best.median_us:.2f} us, {share:.3f} of 4.3 TB/s, {best.schedule.name}")
+
+
+@pytest.mark.parametrize("layout", ["nt", "tn"])
+@pytest.mark.parametrize("kind", MULTICAST_KINDS)
+def test_every_cluster_shares_its_loads(measurer: Measurer, layout: str, kind: str) -> None:
+    """With tiles that divide nothing, so that CTAs of the last clusters lie outside the output."""
+    problem = Problem(1000, 1048, 712, layout=layout)
+    schedules = [
+        replace(Schedule.parse(name), cluster_m=m, cluster_n=n, multicast_kind=kind)
+        for m, n in CLUSTERS
+        if m * n > 1
+        for name in (
+            "coop2_128x64x64_s3_w1_c1x1_pall_rm8z_reg40-232_tma64x1_kz",
+            "pp2_64x96x64_s4_w1_c1x1_pall_rn4_reg40-232_tma32x1",
+            "coop1_64x64x64_s2_w0_c1x1_tile_rm1_reg0-0_direct",
+        )
+    ]
+    assert not [reasons for s in schedules if (reasons := violations(problem, s, measurer.device))]
+    with CompilePool() as pool:
+        kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
+    candidates = [Candidate.of(s, k) for s, k in zip(schedules, kernels, strict=True)]
+    results = measurer.measure(problem, candidates, VERIFY)
+    assert {r.schedule.name: (r.status, r.reason) for r in results if not r.correct} == {}
 
 
 def test_a_thousand_launches_leave_the_workspace_as_it_was(measurer: Measurer) -> None:
