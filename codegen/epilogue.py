@@ -6,6 +6,7 @@ from ..space import Problem, Schedule
 from ..space.resources import ACCUMULATOR_BYTES
 from . import fusion
 from .pieces import Piece, pieces
+from .walk import product
 
 
 def received_bytes(s: Schedule) -> str:
@@ -53,7 +54,7 @@ def call(problem: Problem, s: Schedule) -> list[str]:
 def _write(problem: Problem, s: Schedule) -> list[str]:
     """Lines that finish and write whole sums, or with a split cluster first make them whole."""
     if s.store == "direct":
-        return ["store_direct(accumulators, d, d_pitch, row, column, m, n);"]
+        return [f"store_direct(accumulators, {product('d', problem)}, d_pitch, row, column, m, n);"]
     lines = fusion.after_main_loop(problem, s)
     if s.split_cluster:
         lines += ["", "// Every CTA sends its part of a piece to the piece's owner.", "cluster_wait();"]
@@ -92,7 +93,7 @@ def _store(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
         f"stage_piece<{piece.column}, {piece.width}>(accumulators[{piece.block}], {chunk}, thread);",
         *fusion.release(s),
         "named_sync(1 + consumer, 128);",
-        f"if (thread == 0) tma_store(map_d{piece.width}, {piece.place(s)}, {chunk});",
+        f"if (thread == 0) tma_store(map_d{piece.width}, {piece.place(problem, s)}, {chunk});",
     ]
 
 

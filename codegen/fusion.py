@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..space import PINGPONG, Problem, Schedule
 from .pieces import Piece, pieces
-from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop
+from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop, product
 
 
 def bias_axis(problem: Problem, s: Schedule) -> str:
@@ -82,7 +82,7 @@ def finish(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
             f"add_residual{where}, residual_chunks + residual.stage * CHUNK, thread);",
         ]
     elif fused.residual:
-        lines.append(f"add_residual{where}, c, c_pitch, {piece.row}, column, m, n, thread);")
+        lines.append(f"add_residual{where}, {product('c', problem)}, c_pitch, {piece.row}, column, m, n, thread);")
     return lines
 
 
@@ -124,16 +124,17 @@ def loader(problem: Problem, s: Schedule) -> list[str]:
         "    const Position at = tile_position(tile, walk);",
         f"    const int row = {FIRST_ROW}{rows};",
         f"    const int column = {FIRST_COLUMN};",
-        "    auto load = [&](const TensorMap& map, int width, int x, int y) {",
+        f"    auto load = [&](const TensorMap& map, int width, int x, int y{', int product' * problem.batched}) {{",
         "      mbarrier_wait(free + 8 * residual.stage, residual.parity ^ 1);",
         "      mbarrier_expect(landed + 8 * residual.stage, 64 * 2 * width);",
-        "      tma_load(residual_chunks + residual.stage * CHUNK, map, x, y, landed + 8 * residual.stage);",
+        f"      tma_load(residual_chunks + residual.stage * CHUNK, map, x, y{', product' * problem.batched},"
+        " landed + 8 * residual.stage);",
         "      residual.next();",
         "    };",
     ]
     for piece in pieces(s):
         owner = f"if (rank == {piece.owner}) " if s.split_cluster else ""
-        lines.append(f"    {owner}load(map_c{piece.width}, {piece.width}, {piece.place(s)});")
+        lines.append(f"    {owner}load(map_c{piece.width}, {piece.width}, {piece.place(problem, s)});")
     return [*lines, "  }", "}"]
 
 

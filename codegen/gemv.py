@@ -180,7 +180,11 @@ __device__ __forceinline__ float load_float(const float* source) {
 def _kernel(problem: Problem, s: Schedule, entry: str) -> str:
     fused = problem.fused
     split = s.split_k > 1
-    arguments = ["int m, int n, int k", "const unsigned short* a, const unsigned short* b"]
+    arguments = [
+        "int m, int n, int k",
+        "const unsigned short* a, long long a_pitch",
+        "const unsigned short* b, long long b_pitch",
+    ]
     if split:
         arguments.append("u32* workspace")
     if fused.bias:
@@ -237,7 +241,7 @@ def _addresses(problem: Problem, s: Schedule) -> list[str]:
             "const int first_row = warp / PARTIALS * LOADS;  // of the CTA's",
             "const unsigned short* rows[LOADS];",
             "#pragma unroll",
-            "for (int i = 0; i < LOADS; ++i) rows[i] = b + (long long)min(column + first_row + i, n - 1) * k;",
+            "for (int i = 0; i < LOADS; ++i) rows[i] = b + min(column + first_row + i, n - 1) * b_pitch;",
         ]
     return [
         "",
@@ -249,7 +253,7 @@ def _addresses(problem: Problem, s: Schedule) -> list[str]:
 
 def _loads(problem: Problem, s: Schedule) -> list[str]:
     policy = ", once" if s.evict_first else ""
-    source = "rows[i] + at" if gemv_tile(problem, s).k_major else "columns + (long long)(at + i) * n"
+    source = "rows[i] + at" if gemv_tile(problem, s).k_major else "columns + (at + i) * b_pitch"
     return [
         *(["const u64 once = evict_first();"] if s.evict_first else []),
         "auto load_slice = [&](uint4 (&slice)[LOADS], u32 block) {",
@@ -260,7 +264,7 @@ def _loads(problem: Problem, s: Schedule) -> list[str]:
         "auto load_vectors = [&](Vector (&x)[VECTORS], u32 block) {",
         "  const u32 at = block * TILE_K + first_k;",
         "  #pragma unroll",
-        "  for (int v = 0; v < VECTORS; ++v) x[v] = load_vector(a + (long long)min(v, m - 1) * k + at, at < k_end);",
+        "  for (int v = 0; v < VECTORS; ++v) x[v] = load_vector(a + min(v, m - 1) * a_pitch + at, at < k_end);",
         "};",
     ]
 

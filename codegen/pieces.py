@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..space import Schedule, store_pieces
+from ..space import Problem, Schedule, store_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,11 @@ class Piece:
         """Its first row, as a CUDA expression of `row`."""
         return "row" if self.block == 0 else f"row + {64 * self.block}"
 
-    def place(self, s: Schedule) -> str:
-        """The TMA coordinates of the piece in D, as CUDA expressions of `row` and `column`."""
+    def place(self, problem: Problem, s: Schedule) -> str:
+        """The TMA coordinates of the piece in D, as CUDA expressions of `row`, `column` and `at`."""
         column = "column" if self.column == 0 else f"column + {self.column}"
-        return f"{self.row}, {column}" if s.swap_ab else f"{column}, {self.row}"
+        place = f"{self.row}, {column}" if s.swap_ab else f"{column}, {self.row}"
+        return place + ", at.batch" * problem.batched
 
 
 def pieces(s: Schedule) -> Iterator[Piece]:

@@ -12,6 +12,9 @@ from ..space import (
     DTYPE_BYTES,
     GEMV,
     OUT_DTYPE_BYTES,
+    BadInput,
+    Pitch,
+    Pitches,
     Problem,
     Schedule,
     TileGrid,
@@ -21,13 +24,19 @@ from ..space import (
     store_pieces,
     tile_grid,
 )
-from ..space.resources import ACCUMULATOR_BYTES, SWIZZLE_BYTES, operand_tiles
+from ..space.problem import TMA_ALIGNMENT
+from ..space.resources import ACCUMULATOR_BYTES, SWIZZLE_BYTES, OperandTile, operand_tiles
 from . import walk
 
 INT_ARGUMENTS = ("m", "n", "k", "k_zigzag", *walk.FIELDS)
 """The 32-bit kernel arguments after the tensor maps, in order: m and n are the rows and columns that the kernel
 computes; the last are the fields of its `Walk`. A `gemv` has the first three."""
 
+BATCH_INT_ARGUMENTS = (*INT_ARGUMENTS, *walk.BATCH_FIELDS, "batch", "a_step", "b_step")
+"""The same with a batch: the steps of the kernel's operands are 1, or 0 for one that all products share."""
+
+MAX_PITCH_BYTES = 2**40
+"""What pitches of a tensor map are below (cuda.h, cuTensorMapEncodeTiled)."""
 
 FLAG_ALIGNMENT = 128
 """The slots of the workspace start at a multiple of this many bytes."""
@@ -37,17 +46,17 @@ FLAG_ALIGNMENT = 128
 class TensorMapSpec:
     """The arguments of one cuTensorMapEncodeTiled call: a row-major matrix and the box that one TMA moves.
 
-    `extents` and `box` are (columns, rows), columns contiguous, in elements; `pitch_bytes` is from row to row;
-    `swizzle_bytes` is 0, 32, 64 or 128, `l2_promotion` 0, 64, 128 or 256 bytes. Out-of-bounds elements read as zero and
-    are not written.
+    `extents` and `box` are (columns, rows), columns contiguous, in elements, and with a batch a third for its products;
+    `pitches_bytes` are from row to row, and from product to product; `swizzle_bytes` is 0, 32, 64 or 128,
+    `l2_promotion` 0, 64, 128 or 256 bytes. Out-of-bounds elements read as zero and are not written.
     """
 
     operand: str
     """Whose memory it describes: `a`, `b`, `d` or the residual `c`."""
     dtype: str
-    extents: tuple[int, int]
-    pitch_bytes: int
-    box: tuple[int, int]
+    extents: tuple[int, ...]
+    pitches_bytes: tuple[int, ...]
+    box: tuple[int, ...]
     swizzle_bytes: int
     l2_promotion: int
 
@@ -79,9 +88,9 @@ class LaunchPlan:
     tensor_maps: tuple[TensorMapSpec, ...]
     ints: tuple[int, ...]
     arguments: tuple[Argument, ...]
-    """Each only where the kernel has it: the addresses of the operand with the kernel's rows and of the other, where
-    they are read without TMA; of the workspace; of the bias; address and pitch in elements of a residual that consumers
-    read themselves; and of D for direct stores."""
+    """Each only where the kernel has it: addresses and pitches in elements of the operand with the kernel's rows and of
+    the other, where they are read without TMA; the address of the workspace; of the bias; address and pitches of a
+    residual that consumers read themselves; and of D for direct stores."""
     block: int
     cluster: int
     smem_bytes: int
@@ -118,54 +127,32 @@ class LaunchPlan:
         return self.workspace.flag_bytes + slots * self.workspace.slot_bytes
 
 
-def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
-    """The launch of `schedule` on `problem`, which must be valid together."""
+def launch_plan(problem: Problem, schedule: Schedule, pitches: Pitches | None = None) -> LaunchPlan:
+    """The launch of `schedule` on `problem`, which must be valid together, on matrices that lie as `pitches` say (by
+    default as close as the problem's alignments allow).
+
+    Raises:
+        BadInput: a pitch is none that TMA takes.
+    """
+    pitches = pitches or Pitches.of(problem)
     if schedule.arrangement == GEMV:
-        return _gemv_plan(problem, schedule)
-    element = DTYPE_BYTES[problem.dtype]
-    rows, columns = kernel_extents(problem, schedule)
-    maps = []
-    for extent, tile in zip((rows, columns), operand_tiles(problem, schedule), strict=True):
-        extents = (problem.k, extent) if tile.k_major else (extent, problem.k)
-        maps.append(
-            TensorMapSpec(
-                operand=tile.operand,
-                dtype=problem.dtype,
-                extents=extents,
-                pitch_bytes=extents[0] * element,
-                box=(SWIZZLE_BYTES // element, tile.slab_rows // tile.slices),
-                swizzle_bytes=SWIZZLE_BYTES,
-                l2_promotion=schedule.l2_promotion,
-            )
-        )
-    out = OUT_DTYPE_BYTES[problem.out_dtype]
+        return _gemv_plan(problem, schedule, pitches)
+    maps = [_operand_map(problem, schedule, tile, pitches) for tile in operand_tiles(problem, schedule)]
     staged = ["d"] if schedule.store == "tma" else []
     if schedule.residual_buffers:
         staged.append("c")
-    for operand in staged:
-        maps += [
-            TensorMapSpec(
-                operand=operand,
-                dtype=problem.out_dtype,
-                extents=(problem.n, problem.m),
-                pitch_bytes=problem.n * out,
-                box=(64, width) if schedule.swap_ab else (width, 64),
-                swizzle_bytes=SWIZZLE_BYTES if schedule.swap_ab else piece_swizzle_bytes(width),
-                l2_promotion=schedule.l2_promotion,
-            )
-            for width in store_widths(schedule)
-        ]
+    maps += [_chunk_map(problem, schedule, name, width, pitches) for name in staged for width in store_widths(schedule)]
     grid = tile_grid(problem, schedule)
     return LaunchPlan(
         tensor_maps=tuple(maps),
         ints=(
-            rows,
-            columns,
+            *kernel_extents(problem, schedule),
             problem.k,
             int(schedule.k_zigzag),
             *walk.values(grid, schedule),
+            *(_batch_ints(problem, schedule) if problem.batched else ()),
         ),
-        arguments=tuple(_arguments(problem, schedule)),
+        arguments=tuple(_arguments(problem, schedule, pitches)),
         block=schedule.threads,
         cluster=schedule.cluster_size,
         smem_bytes=shared_memory(problem, schedule).total,
@@ -177,29 +164,109 @@ def launch_plan(problem: Problem, schedule: Schedule) -> LaunchPlan:
     )
 
 
-def _arguments(problem: Problem, schedule: Schedule) -> Iterator[Argument]:
+def map_rank(problem: Problem) -> int:
+    """Dimensions of the tensor maps: columns, rows, and with a batch its products."""
+    return 3 if problem.batched else 2
+
+
+def _operand_map(problem: Problem, schedule: Schedule, tile: OperandTile, pitches: Pitches) -> TensorMapSpec:
+    rows, columns = problem.stored(tile.operand)
+    element = DTYPE_BYTES[problem.dtype]
+    return _tensor_map(
+        problem,
+        schedule,
+        tile.operand,
+        problem.dtype,
+        (columns, rows, problem.copies(tile.operand)),
+        _bytes(getattr(pitches, tile.operand), element),
+        box=(SWIZZLE_BYTES // element, tile.slab_rows // tile.slices),
+        swizzle_bytes=SWIZZLE_BYTES,
+    )
+
+
+def _chunk_map(problem: Problem, schedule: Schedule, operand: str, width: int, pitches: Pitches) -> TensorMapSpec:
+    """The map of D or of the residual for pieces of `width` columns of what the kernel computes."""
+    return _tensor_map(
+        problem,
+        schedule,
+        operand,
+        problem.out_dtype,
+        (problem.n, problem.m, problem.batch),
+        _bytes(getattr(pitches, operand), OUT_DTYPE_BYTES[problem.out_dtype]),
+        box=(64, width) if schedule.swap_ab else (width, 64),
+        swizzle_bytes=SWIZZLE_BYTES if schedule.swap_ab else piece_swizzle_bytes(width),
+    )
+
+
+def _tensor_map(
+    problem: Problem,
+    schedule: Schedule,
+    operand: str,
+    dtype: str,
+    extents: tuple[int, int, int],
+    pitches_bytes: tuple[int, int],
+    box: tuple[int, int],
+    swizzle_bytes: int,
+) -> TensorMapSpec:
+    rank = map_rank(problem)
+    if extents[2] == 1:
+        pitches_bytes = (pitches_bytes[0], pitches_bytes[0])  # there is one product: the distance is never used
+    for pitch in pitches_bytes[: rank - 1]:
+        if pitch % TMA_ALIGNMENT or not 0 < pitch < MAX_PITCH_BYTES:
+            raise BadInput(
+                f"a pitch of {operand.upper()} is {pitch} bytes: valid are multiples of {TMA_ALIGNMENT}"
+                f" from {TMA_ALIGNMENT} to below {MAX_PITCH_BYTES}"
+            )
+    return TensorMapSpec(
+        operand=operand,
+        dtype=dtype,
+        extents=extents[:rank],
+        pitches_bytes=pitches_bytes[: rank - 1],
+        box=(*box, 1)[:rank],
+        swizzle_bytes=swizzle_bytes,
+        l2_promotion=schedule.l2_promotion,
+    )
+
+
+def _bytes(pitch: Pitch, element: int) -> tuple[int, int]:
+    return pitch.row * element, pitch.batch * element
+
+
+def _batch_ints(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
+    """The products, and for both operands of the kernel the step from one to the next."""
+    return problem.batch, *(int(problem.copies(t.operand) > 1) for t in operand_tiles(problem, schedule))
+
+
+def _arguments(problem: Problem, schedule: Schedule, pitches: Pitches) -> Iterator[Argument]:
     if schedule.arrangement == GEMV:
-        yield from (Argument("address", operand) for operand in ("ba" if schedule.swap_ab else "ab"))
+        for operand in "ba" if schedule.swap_ab else "ab":
+            yield from _matrix(problem, operand, getattr(pitches, operand))
     if schedule.workspace:
         yield Argument("address", "workspace")
     if problem.fused.bias:
         yield Argument("address", "bias")
     if problem.fused.residual and not schedule.residual_buffers:
-        yield Argument("address", "c")
-        yield Argument("int64", "c_pitch", problem.n)
+        yield from _matrix(problem, "c", pitches.c)
     if schedule.store == "direct":
-        yield Argument("address", "d")
-        yield Argument("int64", "d_pitch", problem.n)
+        yield from _matrix(problem, "d", pitches.d)
 
 
-def _gemv_plan(problem: Problem, s: Schedule) -> LaunchPlan:
+def _matrix(problem: Problem, name: str, pitch: Pitch) -> Iterator[Argument]:
+    """The arguments of a matrix without tensor map."""
+    yield Argument("address", name)
+    yield Argument("int64", f"{name}_pitch", pitch.row)
+    if problem.batched:
+        yield Argument("int64", f"{name}_batch", pitch.batch)
+
+
+def _gemv_plan(problem: Problem, s: Schedule, pitches: Pitches) -> LaunchPlan:
     grid = tile_grid(problem, s)
     slot_bytes = s.tile_m * s.tile_n * ACCUMULATOR_BYTES
     flag_bytes = ceil_div(4 * grid.clusters, FLAG_ALIGNMENT) * FLAG_ALIGNMENT
     return LaunchPlan(
         tensor_maps=(),
         ints=(*kernel_extents(problem, s), problem.k),
-        arguments=tuple(_arguments(problem, s)),
+        arguments=tuple(_arguments(problem, s, pitches)),
         block=s.threads,
         cluster=1,
         smem_bytes=shared_memory(problem, s).total,

@@ -42,8 +42,9 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     if s.evict_first:
         lines.append("      const u64 once = evict_first();")
     for name, tile in tiles.items():
-        lines += _load_operand(s, name, tile)
+        lines += _load_operand(problem, s, name, tile)
     lines.append("      Ring<STAGES> ring{0, 0};")
+    corner = {name: _corner(problem, name) for name in tiles}
     first = "unit_work.first_block + " if s.workspace else "first_block + " if s.split_cluster else ""
     if s.dependent_launch == "weights":
         early = "a" if s.swap_ab else "b"
@@ -57,7 +58,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             "        const Position at = tile_position(tile, walk);",
             "        for (; early < STAGES && early < k_blocks; ++early) {",
             "          mbarrier_expect(full + 8 * early, A_STAGE + B_STAGE);",
-            f"          load_{early}(early, ({first}early) * TILE_K, {_TILE_ROW[early]});",
+            f"          load_{early}(early, ({first}early) * TILE_K, {corner[early]});",
             "        }",
             "        break;",
             "      }",
@@ -70,9 +71,9 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             "          } else {",
             "            mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
             "            mbarrier_expect(full + 8 * ring.stage, A_STAGE + B_STAGE);",
-            f"            load_{early}(ring.stage, column, {_TILE_ROW[early]});",
+            f"            load_{early}(ring.stage, column, {corner[early]});",
             "          }",
-            f"          load_{late}(ring.stage, column, {_TILE_ROW[late]});",
+            f"          load_{late}(ring.stage, column, {corner[late]});",
         ]
     else:
         if s.dependent_launch:
@@ -80,8 +81,8 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         fill = [
             "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
             "          mbarrier_expect(full + 8 * ring.stage, A_STAGE + B_STAGE);",
-            f"          load_a(ring.stage, column, {_TILE_ROW['a']});",
-            f"          load_b(ring.stage, column, {_TILE_ROW['b']});",
+            f"          load_a(ring.stage, column, {corner['a']});",
+            f"          load_b(ring.stage, column, {corner['b']});",
         ]
     lines += [
         "      bool backwards = false;",
@@ -104,11 +105,14 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     return "\n".join(lines)
 
 
-_TILE_ROW = {"a": FIRST_ROW, "b": FIRST_COLUMN}
-"""The first row of the CTA's tile in an operand of the kernel."""
+def _corner(problem: Problem, name: str) -> str:
+    """Where the CTA's tile begins in an operand of the kernel: its first row, and which product of a batch; operands
+    that all products share have a step of 0."""
+    row = {"a": FIRST_ROW, "b": FIRST_COLUMN}[name]
+    return f"{row}, at.batch * {name}_step" if problem.batched else row
 
 
-def _load_operand(s: Schedule, name: str, tile: OperandTile) -> list[str]:
+def _load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) -> list[str]:
     """A lambda that fills one operand of a stage; a shared tile is loaded in slices or by the first that shares it."""
     upper = name.upper()
     number, mask = {
@@ -131,14 +135,14 @@ def _load_operand(s: Schedule, name: str, tile: OperandTile) -> list[str]:
         first = [f"        if ({number} > 0) return;  // the first of those that share it loads it for all"]
     if tile.sharers > 1:
         lines.append(f"      const u32 {name}_peers = {mask};")
-    arguments = [f"map_{name}", across, along, "full + 8 * stage"]
+    arguments = [f"map_{name}", across, along, *(["product"] if problem.batched else []), "full + 8 * stage"]
     if tile.sharers > 1:
         arguments.append(f"{name}_peers")
     if hinted(s, tile):
         arguments.append("once")
     return [
         *lines,
-        f"      auto load_{name} = [&](u32 stage, int column, int row) {{",
+        f"      auto load_{name} = [&](u32 stage, int column, int row{', int product' * problem.batched}) {{",
         *first,
         "        #pragma unroll",
         f"        for (int slab = 0; slab < {upper}_SLABS; ++slab)",

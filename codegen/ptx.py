@@ -148,12 +148,7 @@ __device__ __forceinline__ u64 evict_first() {
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }""",
-    "tma_store": """\
-__device__ __forceinline__ void tma_store(const TensorMap& map, int column, int row, u32 source) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\\n"
-               "cp.async.bulk.commit_group;"
-               ::"l"(&map), "r"(column), "r"(row), "r"(source) : "memory");
-}""",
+    "tma_store": "",  # of the rank that the kernel needs: `primitives`
     "tma_store_wait": """\
 // Returns when at most PENDING of this thread's stores still read shared memory.
 template <int PENDING>
@@ -185,6 +180,29 @@ __device__ __forceinline__ void wgmma_wait() {
 """Name -> source, in the order in which a kernel prints them."""
 
 
+def primitives(rank: int) -> dict[str, str]:
+    """PRIMITIVES, with stores through tensor maps of `rank` dimensions."""
+    return {**PRIMITIVES, "tma_store": _tma_store_function(rank)}
+
+
+def _coordinates(rank: int) -> list[str]:
+    """Names of the coordinates of a box, contiguous first."""
+    return ["column", "row", "batch"][:rank]
+
+
+def _tma_store_function(rank: int) -> str:
+    axes = _coordinates(rank)
+    parameters = ", ".join(f"int {axis}" for axis in axes)
+    places = ", ".join(f"%{1 + i}" for i in range(rank))
+    inputs = ", ".join(f'"r"({axis})' for axis in axes)
+    return f"""\
+__device__ __forceinline__ void tma_store(const TensorMap& map, {parameters}, u32 source) {{
+  asm volatile("cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group [%0, {{{places}}}], [%{1 + rank}];\\n"
+               "cp.async.bulk.commit_group;"
+               ::"l"(&map), {inputs}, "r"(source) : "memory");
+}}"""
+
+
 def stmatrix_functions(transposed: bool) -> str:
     """`stmatrix_x4` and `stmatrix_x2`: register fragments of 8x8 blocks to shared memory, as rows or as columns."""
     form = ".trans" if transposed else ""
@@ -201,17 +219,21 @@ __device__ __forceinline__ void stmatrix_x2(u32 row, u32 r0, u32 r1) {{
 }}"""
 
 
-def tma_load_function(multicast: bool, hinted: bool) -> str:
-    """`tma_load[_multicast][_evict_first]`: one box of a tensor map to shared memory."""
+def tma_load_function(multicast: bool, hinted: bool, rank: int) -> str:
+    """`tma_load[_multicast][_evict_first]`: one box of a tensor map of `rank` dimensions to shared memory."""
     name = load_name(multicast, hinted)
-    parameters = ["u32 target", "const TensorMap& map", "int column", "int row", "u32 barrier"]
-    operands = "[%0], [%1, {%2, %3}], [%4]"
-    inputs = ['"r"(target)', '"l"(&map)', '"r"(column)', '"r"(row)', '"r"(barrier)']
+    axes = _coordinates(rank)
+    parameters = ["u32 target", "const TensorMap& map", *(f"int {axis}" for axis in axes), "u32 barrier"]
+    places = ", ".join(f"%{2 + i}" for i in range(rank))
+    operands = f"[%0], [%1, {{{places}}}], [%{2 + rank}]"
+    inputs = ['"r"(target)', '"l"(&map)', *(f'"r"({axis})' for axis in axes), '"r"(barrier)']
+    head = 2 + rank  # on the first line
+    box = ", ".join(axes)
     form = ".mbarrier::complete_tx::bytes"
-    comment = "// Copies the box at (column, row) to shared memory; its bytes count on `barrier`."
+    comment = f"// Copies the box at ({box}) to shared memory; its bytes count on `barrier`."
     if multicast:
         comment = (
-            "// Copies the box at (column, row) to the same place in every CTA of `mask`; its bytes count on the same\n"
+            f"// Copies the box at ({box}) to the same place in every CTA of `mask`; its bytes count on the same\n"
             "// barrier of each."
         )
         form += ".multicast::cluster"
@@ -225,12 +247,12 @@ def tma_load_function(multicast: bool, hinted: bool) -> str:
         inputs.append('"l"(policy)')
     return f"""\
 {comment}
-__device__ __forceinline__ void {name}({", ".join(parameters[:4])},
-{" " * 33}{", ".join(parameters[4:])}) {{
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile"
+__device__ __forceinline__ void {name}({", ".join(parameters[:head])},
+{" " * 33}{", ".join(parameters[head:])}) {{
+  asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
                "{form} {operands};"
-               ::{", ".join(inputs[:4])},
-                 {", ".join(inputs[4:])} : "memory");
+               ::{", ".join(inputs[:head])},
+                 {", ".join(inputs[head:])} : "memory");
 }}"""
 
 

@@ -13,7 +13,7 @@ from ..space import GEMV, PINGPONG, Problem, Schedule, shared_memory
 from ..space.resources import OperandTile, empty_arrivals, exchange_slots, operand_tiles, stage_readers
 from . import epilogue, fusion, gemv, ptx, walk
 from .consumer import consumer
-from .plan import store_widths
+from .plan import map_rank, store_widths
 from .producer import load_flags, producer
 
 GENERATOR_VERSION = "2"
@@ -43,7 +43,7 @@ def generate(problem: Problem, schedule: Schedule) -> KernelSource:
         ptx.TYPES,
         _constants(problem, schedule),
         *_primitives(problem, schedule),
-        *walk.functions(schedule),
+        *walk.functions(problem, schedule),
         *epilogue.functions(problem, schedule),
         _kernel(problem, schedule),
     ]
@@ -54,6 +54,8 @@ def _title(problem: Problem, s: Schedule) -> str:
     a = "A[m, k]" if problem.a_major == "k" else "A[k, m]^T"
     b = "B[n, k]^T" if problem.b_major == "k" else "B[k, n]"
     product = f"D[m, n] = {_formula(problem, f'{a} x {b}')}"
+    if problem.batched:
+        product += ", for each of a batch"
     if s.swap_ab:
         product += ", computed as its transpose: below, A is B and m is n"
     if s.arrangement == PINGPONG:
@@ -173,9 +175,10 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
         "proxy_fence": staged,
         "set_registers": s.consumer_regs > 0,
     }
+    rank = map_rank(problem)
     return [
-        *(text for name, text in ptx.PRIMITIVES.items() if needed.get(name, True)),
-        *(ptx.tma_load_function(*flags) for flags in sorted(load_flags(problem, s))),
+        *(text for name, text in ptx.primitives(rank).items() if needed.get(name, True)),
+        *(ptx.tma_load_function(*flags, rank) for flags in sorted(load_flags(problem, s))),
         *([ptx.stmatrix_functions(s.swap_ab)] if staged else []),
         ptx.pack_function(problem.out_dtype),
         ptx.wgmma_function(s.tile_n, problem.dtype, rows.k_major, columns.k_major),
@@ -226,7 +229,9 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     if s.residual_buffers:
         maps += [f"map_c{width}" for width in store_widths(s)]
     arguments = [f"const __grid_constant__ TensorMap {name}" for name in maps]
-    arguments += ["int m, int n, int k, int k_zigzag", *walk.parameters()]
+    arguments += ["int m, int n, int k, int k_zigzag", *walk.parameters(problem)]
+    if problem.batched:
+        arguments.append("int batch, int a_step, int b_step")
     identity = [
         "  constexpr int cluster_row = 0, cluster_column = 0;",
         "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",
@@ -269,9 +274,9 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     if problem.fused.bias:
         arguments.append("const unsigned short* __restrict__ bias")
     if problem.fused.residual and not s.residual_buffers:
-        arguments.append("const unsigned short* __restrict__ c, long long c_pitch")
+        arguments.append("const unsigned short* __restrict__ c, " + _pitches(problem, "c"))
     if s.store == "direct":
-        arguments.append("unsigned short* __restrict__ d, long long d_pitch")
+        arguments.append("unsigned short* __restrict__ d, " + _pitches(problem, "d"))
     if s.residual_buffers:
         barriers += [
             "    if (threadIdx.x < RESIDUALS * CONSUMERS) {",
@@ -290,9 +295,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);
   const int warpgroup = warp / 4;
 {lines(identity)}
-  const Walk walk{{{", ".join(walk.FIELDS[:5])},
-                  {", ".join(walk.FIELDS[5:])}}};
-  const int tiles = tiles_m * tiles_n;
+  const Walk walk{{{walk.initial(problem)}}};
+  const int tiles = tiles_m * tiles_n{" * batch" if problem.batched else ""};
 {lines(share)}
 
   if (threadIdx.x == 32) {{
@@ -310,3 +314,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 {consumer(problem, s, leave if s.multicast else "")}
 }}"""
+
+
+def _pitches(problem: Problem, name: str) -> str:
+    """The parameters that say, in elements, how far apart rows and products of a matrix lie."""
+    return f"long long {name}_pitch" + (f", long long {name}_batch" if problem.batched else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..space import PINGPONG, Schedule, TileGrid, ceil_div
+from ..space import PINGPONG, Problem, Schedule, TileGrid, ceil_div
 
 FIELDS = (
     "tiles_m",
@@ -19,9 +19,18 @@ FIELDS = (
 )
 """The fields of the kernel's `Walk`; factor and shift divide by tiles of a band, height of a band and of the last."""
 
+BATCH_FIELDS = ("product_factor", "product_shift")
+"""Those it also has with a batch: they divide by tiles of one product."""
+
+
+def initial(problem: Problem) -> str:
+    """What the kernel initialises its `Walk` with."""
+    lines = [FIELDS[:5], FIELDS[5:], *([BATCH_FIELDS] if problem.batched else [])]
+    return (",\n" + " " * 18).join(", ".join(names) for names in lines)
+
 
 def values(grid: TileGrid, schedule: Schedule) -> tuple[int, ...]:
-    """The `Walk` of `schedule` over `grid`: the values of FIELDS, 32 bits each."""
+    """The `Walk` of `schedule` over `grid`: the values of its fields, 32 bits each."""
     fast, slow = (grid.m, grid.n) if schedule.raster == "m" else (grid.n, grid.m)
     last = fast - (ceil_div(fast, schedule.swizzle) - 1) * schedule.swizzle
     return (
@@ -33,13 +42,14 @@ def values(grid: TileGrid, schedule: Schedule) -> tuple[int, ...]:
         *_as_ints(*divisor(schedule.swizzle * slow)),
         *_as_ints(*divisor(schedule.swizzle)),
         *_as_ints(*divisor(last)),
+        *(_as_ints(*divisor(grid.m * grid.n)) if grid.batch > 1 else ()),
     )
 
 
-def parameters() -> list[str]:
-    """The kernel parameters that FIELDS are passed in, a few to a line."""
-    integers, factors = FIELDS[:5], FIELDS[5:]
-    return [", ".join(f"int {name}" for name in integers), ", ".join(f"u32 {name}" for name in factors)]
+def parameters(problem: Problem) -> list[str]:
+    """The kernel parameters that the fields are passed in, a few to a line."""
+    lines = [", ".join(f"int {name}" for name in FIELDS[:5]), ", ".join(f"u32 {name}" for name in FIELDS[5:])]
+    return lines + [", ".join(f"u32 {name}" for name in BATCH_FIELDS)] * problem.batched
 
 
 def divisor(d: int) -> tuple[int, int]:
@@ -56,18 +66,29 @@ def _as_ints(factor: int, shift: int) -> tuple[int, int]:
     return factor - (1 << 32 if factor >= 1 << 31 else 0), shift
 
 
-TILE_POSITION = """\
-// The walk over cluster tiles: bands of `swizzle` tiles along the raster axis; consecutive tiles run along it,
+def _tile_position(batched: bool) -> str:
+    """`Walk`, `Position` and `tile_position`, which says where a tile lies."""
+    comment = "The walk over cluster tiles:"
+    factors, position, batch, product = "", "m, n", "", ""
+    if batched:
+        comment = "The walk over cluster tiles, one product of the batch after the other. In each,\n//"
+        factors, position, batch = ",\n      product_factor, product_shift", "m, n, batch", ", batch"
+        product = """\
+  const int batch = divide(index, walk.product_factor, walk.product_shift);
+  index -= batch * walk.tiles_m * walk.tiles_n;
+"""
+    return f"""\
+// {comment} bands of `swizzle` tiles along the raster axis; consecutive tiles run along it,
 // then step along the other axis. The last band is as tall as what is left. Serpentine: odd bands run backwards.
-struct Walk {
+struct Walk {{
   int tiles_m, tiles_n, raster_n, swizzle, serpentine;
-  u32 band_factor, band_shift, height_factor, height_shift, last_factor, last_shift;
-};
-struct Position { int m, n; };
+  u32 band_factor, band_shift, height_factor, height_shift, last_factor, last_shift{factors};
+}};
+struct Position {{ int {position}; }};
 // Division by a divisor that the host has turned into a multiplication: a dozen cycles instead of two hundred.
-__device__ __forceinline__ int divide(int n, u32 factor, u32 shift) { return (u64)n * factor >> shift; }
-__device__ __forceinline__ Position tile_position(int index, const Walk& walk) {
-  const int fast_tiles = walk.raster_n ? walk.tiles_n : walk.tiles_m;
+__device__ __forceinline__ int divide(int n, u32 factor, u32 shift) {{ return (u64)n * factor >> shift; }}
+__device__ __forceinline__ Position tile_position(int index, const Walk& walk) {{
+{product}  const int fast_tiles = walk.raster_n ? walk.tiles_n : walk.tiles_m;
   const int slow_tiles = walk.raster_n ? walk.tiles_m : walk.tiles_n;
   const int band = divide(index, walk.band_factor, walk.band_shift);
   const int offset = index - band * walk.swizzle * slow_tiles;
@@ -76,8 +97,9 @@ __device__ __forceinline__ Position tile_position(int index, const Walk& walk) {
   int slow = divide(offset, last ? walk.last_factor : walk.height_factor, last ? walk.last_shift : walk.height_shift);
   const int fast = band * walk.swizzle + offset - slow * (last ? left : walk.swizzle);
   if (walk.serpentine && (band & 1)) slow = slow_tiles - 1 - slow;
-  return walk.raster_n ? Position{slow, fast} : Position{fast, slow};
-}"""
+  return walk.raster_n ? Position{{slow, fast{batch}}} : Position{{fast, slow{batch}}};
+}}"""
+
 
 _WORK = """\
 // A unit of work: k-blocks of a tile. A tile that is cut into parts is added up in the workspace.
@@ -125,11 +147,17 @@ FIRST_COLUMN = "(at.n * CLUSTER_N + cluster_column) * TILE_N"
 """Where the CTA's tile begins in what the kernel computes: CUDA expressions of a `Position` called `at`."""
 
 
-def functions(s: Schedule) -> list[str]:
+def functions(problem: Problem, s: Schedule) -> list[str]:
     """Device functions of the walk."""
+    position = _tile_position(problem.batched)
     if not s.workspace:
-        return [TILE_POSITION]
-    return [TILE_POSITION, _WORK + (_STREAM_WORK if s.stream_k else _SPLIT_WORK)]
+        return [position]
+    return [position, _WORK + (_STREAM_WORK if s.stream_k else _SPLIT_WORK)]
+
+
+def product(pointer: str, problem: Problem) -> str:
+    """A CUDA expression: the matrix at `pointer` that belongs to the product of the `Position` called `at`."""
+    return f"{pointer} + at.batch * {pointer}_batch" if problem.batched else pointer
 
 
 def loop(s: Schedule, first: str = "first_tile", step: str = "tile_step", warps: bool = False) -> list[str]:

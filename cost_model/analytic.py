@@ -377,7 +377,8 @@ def _epilogue_cycles(s: Schedule, c: Constants) -> float:
 def dram_traffic(
     problem: Problem, s: Schedule, grid: TileGrid, resident: int, device: Device, c: Constants = H200_CONSTANTS
 ) -> float:
-    """Bytes through DRAM: each operand as often as the walk over the tiles finds it gone from L2, and D once.
+    """Bytes through DRAM: each operand as often as the walk over the tiles finds it gone from L2, and D once; with a
+    batch as much for each product, of operands that all share once where they stay in L2.
 
     Inside a band the operand along the raster axis is a panel that stays; the other is streamed once a band.
     """
@@ -386,7 +387,7 @@ def dram_traffic(
     a, b = rows * problem.k * element, columns * problem.k * element
     fast, slow, fast_tiles = (a, b, grid.m) if s.raster == "m" else (b, a, grid.n)
     bands = ceil_div(fast_tiles, s.swizzle)
-    waves = max(1.0, grid.clusters / resident)
+    waves = max(1.0, grid.m * grid.n / resident)
     cache = c.l2_share * device.l2_bytes
     panel = fast / bands
     lost_panel = min(1.0, max(0.0, panel / cache - 1))
@@ -399,7 +400,10 @@ def dram_traffic(
         streamed = min(1.0, 1.5 * resident / grid.clusters)
         lost = streamed * max(0.0, 1 - cache / (a + b))
         output += int(lost * (a * (grid.n - 1) + b * (grid.m - 1)))
-    return fast * (1 + again_fast * lost_panel) + slow * (1 + again_slow * lost_slow) + output
+    product = fast * (1 + again_fast * lost_panel) + slow * (1 + again_slow * lost_slow) + output
+    first, second = ("b", "a") if s.swap_ab else ("a", "b")
+    shared = sum(size for name, size in ((first, a), (second, b)) if problem.copies(name) == 1 and size < cache)
+    return problem.batch * product - (problem.batch - 1) * shared
 
 
 def _join(sharpness: float, *limits: float) -> float:

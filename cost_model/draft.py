@@ -142,7 +142,7 @@ def _best_tiles(problem: Problem, device: Device, count: int) -> list[Schedule]:
     swaps = (False, True) if problem.m < min(_SKINNY, problem.n) else (False,)
     candidates = (
         s
-        for tile in _tiles(replace(problem, m=_SIZE, n=_SIZE, k=_SIZE), device)
+        for tile in _tiles(problem.resized(_SIZE, _SIZE, _SIZE), device)
         for swap in swaps
         if not _beyond(tile, problem, swap)
         for s in _structures(replace(tile, swap_ab=True) if swap else tile, problem, device)

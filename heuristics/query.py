@@ -110,7 +110,7 @@ def _by_model(problem: Problem, table: Table, device: Device) -> Choice | None:
     predictor = _predictor(table) if device == table.device else None
     if predictor is None:
         return None
-    shortlist = dict.fromkeys([*table.shortlist(problem.kind), *table.shortlist(_alone(problem).kind)])
+    shortlist = dict.fromkeys(s for kind in _kinds(problem) for s in table.shortlist(kind))
     valid = [s for s in shortlist if not violations(problem, s, device)]
     if not valid:
         return None
@@ -141,9 +141,8 @@ def _by_same_sizes(problem: Problem, table: Table, device: Device) -> Choice | N
 
 
 def _by_nearest(problem: Problem, table: Table, device: Device) -> Choice | None:
-    kinds = dict.fromkeys((problem.kind, _alone(problem).kind))
-    entries = [entry for kind in kinds for entry in table.by_kind.get(kind, ())]
-    # Sorting is stable: at equal distance the very kind is before that without overlap.
+    entries = [entry for kind in _kinds(problem) for entry in table.by_kind.get(kind, ())]
+    # Sorting is stable: at equal distance the very kind is before its relatives.
     return _from_entries(problem, sorted(entries, key=lambda e: distance(problem, e.problem)), table, device)
 
 
@@ -185,6 +184,12 @@ def _alone(problem: Problem) -> Problem:
     return problem if problem.overlap == "none" else replace(problem, overlap="none")
 
 
+def _kinds(problem: Problem) -> list[tuple[str, ...]]:
+    """The kinds whose schedules a problem can use: its own, that without overlap, and that of a single product."""
+    alone = _alone(problem)
+    return list(dict.fromkeys(p.kind for p in (problem, alone, replace(alone, batch=1))))
+
+
 def _differences(asked: Problem, known: Problem) -> int:
     """Words in which the kinds of two problems differ; an overlap that only `asked` has is none."""
     if known.overlap == "none":
@@ -210,4 +215,4 @@ _SOURCES: tuple[Callable[[Problem, Table, Device], Choice | None], ...] = (
 
 def distance(a: Problem, b: Problem) -> float:
     """How far apart the sizes of two problems are: the root of the summed squared logarithms of their size ratios."""
-    return math.sqrt(sum(math.log(x / y) ** 2 for x, y in ((a.m, b.m), (a.n, b.n), (a.k, b.k))))
+    return math.sqrt(sum(math.log(x / y) ** 2 for x, y in ((a.m, b.m), (a.n, b.n), (a.k, b.k), (a.batch, b.batch))))

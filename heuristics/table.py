@@ -164,13 +164,14 @@ class Table:
         return [problem for problem in problems if problem not in self.by_problem]
 
     def coverage(self) -> list[dict[str, Any]]:
-        """For every kind of problem: how many entries, and the smallest and largest m, n and k."""
+        """For every kind of problem: how many entries, and the smallest and largest m, n and k, and batch where there
+        are batches."""
         rows = []
         for _, entries in sorted(self.by_kind.items()):
             words = entries[0].problem.to_json().items()
-            row = {name: word for name, word in words if name not in ("m", "n", "k", "batch")}
+            row = {name: word for name, word in words if name not in ("m", "n", "k", "batch", "broadcast")}
             row["problems"] = len(entries)
-            for size in ("m", "n", "k"):
+            for size in ("m", "n", "k", "batch") if entries[0].problem.batched else ("m", "n", "k"):
                 values = [getattr(entry.problem, size) for entry in entries]
                 row[size] = [min(values), max(values)]
             rows.append(row)

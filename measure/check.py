@@ -108,14 +108,21 @@ def row_slices(rows: int, columns: int, elements: int = SLICE_ELEMENTS) -> Itera
 
 
 def companions(problem: Problem, schedule: Schedule, device: Device) -> list[Problem]:
-    """The odd-shaped problems of the same kind that `schedule` must also get right: those it is valid for."""
+    """The odd-shaped problems of the same kind that `schedule` must also get right: those it is valid for. A batch has
+    three products."""
+    batch = min(problem.batch, 3)
     sizes = [(m if problem.a_major == "k" else ALIGNED_M[m], n, k) for m, n, k in COMPANION_SIZES]
     if schedule.arrangement == GEMV:
         # Only so many vectors: cut to as many as it takes.
         most = schedule.tile_m
         sizes = [(m, min(n, most), k) if schedule.swap_ab else (min(m, most), n, k) for m, n, k in sizes]
-    found = [replace(problem, m=m, n=n, k=k) for m, n, k in sizes]
+    found = [replace(problem, m=m, n=n, k=k, batch=batch) for m, n, k in sizes]
     return [companion for companion in found if not violations(companion, schedule, device)]
+
+
+def shape(problem: Problem) -> str:
+    """The sizes of a companion in words, such as `37x40x16392`, with the batch ahead where there is one."""
+    return f"{problem.batch}x" * problem.batched + f"{problem.m}x{problem.n}x{problem.k}"
 
 
 def wrong_elements(d: Any, reference: Any, allowed: Tolerance) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..space import BadInput, Problem
+from ..space import BadInput, Pitch, Pitches, Problem
 from .fused import finish_apart
 from .lazy import torch
 from .operands import OperandSet
@@ -25,6 +25,7 @@ _CUDA_R_32F = 0
 _TYPES = {"fp16": 2, "bf16": 14, "fp32": _CUDA_R_32F}
 _OP_N, _OP_T = 0, 1
 _DESC_TRANSA, _DESC_TRANSB = 3, 4
+_LAYOUT_BATCH_COUNT, _LAYOUT_STRIDED_BATCH_OFFSET = 5, 6
 _PREF_MAX_WORKSPACE_BYTES = 1
 _CONFIG = {"id": 0, "tile": 1, "stages": 6, "cluster": 8, "splitk": 2, "reduction": 3, "swizzle": 4, "custom": 5}
 _CLUSTER_IS_16_BIT = ("cluster",)
@@ -57,16 +58,18 @@ class Reference:
 
 
 def cublas_default(problem: Problem) -> Reference:
-    """What torch runs: `mm`, or `addmm` for a bias along n, and the rest of an epilogue as kernels of its own."""
+    """What torch runs: `mm` or `bmm`, or `addmm` for a bias along n, and the rest of an epilogue as kernels of its
+    own."""
     _supported(problem)
-    biased = problem.fused.bias == "n"
+    biased = problem.fused.bias == "n" and not problem.batched
     plain = problem.epilogue == "none"
 
     def enqueue(operands: OperandSet) -> None:
         if biased:
             torch().addmm(operands.bias, operands.a, operands.b, out=operands.d)
         else:
-            torch().mm(operands.a, operands.b, out=operands.d)
+            multiply = torch().bmm if problem.batched else torch().mm
+            multiply(operands.a, operands.b, out=operands.d)
         if not plain:
             finish_apart(problem, operands, biased)
 
@@ -87,21 +90,21 @@ class CublasLt:
         """Every algorithm that the heuristic returns for `problem`, in its order.
 
         Raises:
-            BadInput: the problem has a dtype or batch that this does not handle.
+            BadInput: the problem has a dtype that this does not handle.
         """
         _supported(problem)
         operand, out = _TYPES[problem.dtype], _TYPES[problem.out_dtype]
         description = ctypes.c_void_p()
         self._call("cublasLtMatmulDescCreate", ctypes.byref(description), _COMPUTE_32F, _CUDA_R_32F)
-        # B' as stored: [k, n] column-major (ld k) when k is contiguous, to be transposed; else [n, k] as it is.
+        # B' as stored: [k, n] column-major when k is contiguous, to be transposed; else [n, k] as it is.
         b_transposed = problem.b_major == "k"
         a_transposed = problem.a_major == "m"
         self._set_operation(description, _DESC_TRANSA, b_transposed)
         self._set_operation(description, _DESC_TRANSB, a_transposed)
-        m, n, k = problem.m, problem.n, problem.k
-        first = self._layout(operand, k, n) if b_transposed else self._layout(operand, n, k)
-        second = self._layout(operand, m, k) if a_transposed else self._layout(operand, k, m)
-        output = self._layout(out, n, m)
+        pitches = Pitches.of(problem)
+        first = self._layout(operand, problem, "b", pitches.b)
+        second = self._layout(operand, problem, "a", pitches.a)
+        output = self._layout(out, problem, "d", pitches.d)
         preference = ctypes.c_void_p()
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         limit = ctypes.c_uint64(WORKSPACE_BYTES)
@@ -191,18 +194,26 @@ class CublasLt:
             words.append(f"{name}{value.value}")
         return "_".join(words)
 
-    def _layout(self, dtype: int, rows: int, columns: int) -> ctypes.c_void_p:
-        """A column-major matrix without padding."""
+    def _layout(self, dtype: int, problem: Problem, matrix: str, pitch: Pitch) -> ctypes.c_void_p:
+        """The stored rows of a matrix (`a`, `b`, `d`), which are columns to cuBLAS, in all products of a batch."""
+        rows, columns = problem.stored(matrix)
         layout = ctypes.c_void_p()
         self._call(
             "cublasLtMatrixLayoutCreate",
             ctypes.byref(layout),
             dtype,
-            ctypes.c_uint64(rows),
             ctypes.c_uint64(columns),
-            ctypes.c_int64(rows),
+            ctypes.c_uint64(rows),
+            ctypes.c_int64(pitch.row),
         )
+        if problem.batched:
+            self._set_layout(layout, _LAYOUT_BATCH_COUNT, ctypes.c_int32(problem.batch))
+            self._set_layout(layout, _LAYOUT_STRIDED_BATCH_OFFSET, ctypes.c_int64(pitch.batch))
         return layout
+
+    def _set_layout(self, layout: ctypes.c_void_p, attribute: int, value: ctypes.c_int32 | ctypes.c_int64) -> None:
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        self._call("cublasLtMatrixLayoutSetAttribute", layout, attribute, ctypes.byref(value), size)
 
     def _set_operation(self, description: ctypes.c_void_p, attribute: int, transposed: bool) -> None:
         operation = ctypes.c_int32(_OP_T if transposed else _OP_N)
@@ -221,9 +232,9 @@ class CublasLt:
 
 
 def _supported(problem: Problem) -> None:
-    if problem.dtype not in _TYPES or problem.out_dtype != problem.dtype or problem.batch != 1:
+    if problem.dtype not in _TYPES or problem.out_dtype != problem.dtype:
         raise BadInput(
-            f"problem is {problem.key}: valid for measuring are bf16 and fp16 with outputs of the same dtype, batch 1"
+            f"problem is {problem.key}: valid for measuring are bf16 and fp16 with outputs of the same dtype"
         )
 
 

@@ -74,14 +74,14 @@ class TensorMap:
         self._memory = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGNMENT)
         self.address = -(-ctypes.addressof(self._memory) // _TENSOR_MAP_ALIGNMENT) * _TENSOR_MAP_ALIGNMENT
         rank = len(spec.extents)
-        wide, narrow = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank
+        wide, narrow, pitches = ctypes.c_uint64 * rank, ctypes.c_uint32 * rank, ctypes.c_uint64 * (rank - 1)
         status = _encode_tiled()(
             ctypes.c_void_p(self.address),
             int(_DATA_TYPES[spec.dtype]),
             rank,
             ctypes.c_void_p(pointer),
             wide(*spec.extents),
-            wide(spec.pitch_bytes),
+            pitches(*spec.pitches_bytes),
             narrow(*spec.box),
             narrow(*(1 for _ in spec.box)),
             int(cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),

@@ -13,7 +13,7 @@ EXACT_ACTIVATIONS = ("", "relu")
 
 
 def finish_exact(problem: Problem, product: Any, operands: OperandSet) -> Any:
-    """`product` in float32, [m, n] or some of its rows from the first on, with the epilogue applied in place."""
+    """`product` in float32, [m, n] or with a batch [batch, m, n], with the epilogue applied in place."""
     return _finish(problem, product, operands, biased=False)
 
 

@@ -128,7 +128,7 @@ class GpuBackend:
         """Integer operands of a small problem and its output, right to the bit."""
         if problem not in self._companions:
             operands = integer_set(problem, seed=0)
-            exact = finish_exact(problem, operands.a.float() @ operands.b.float(), operands)
+            exact = finish_exact(problem, _product(operands), operands)
             self._companions[problem] = (operands, exact.to(operands.d.dtype))
         return self._companions[problem]
 
@@ -308,14 +308,15 @@ class GpuSession:
             return []
         numbers = self._read(torch().stack(counts))
         for problem, wrong, touched in zip(problems, numbers[::2], numbers[1::2], strict=True):
-            shape = f"{problem.m}x{problem.n}x{problem.k}"
+            shape = check.shape(problem)
             if touched:
                 gpu.forget()
                 raise Rejected("correctness", f"{touched:.0f} bytes outside the output are written for {shape}")
             if wrong:
                 gpu.forget()
-                raise Rejected("correctness", f"{wrong:.0f} of {problem.m * problem.n} elements are wrong for {shape}")
-        return [f"{problem.m}x{problem.n}x{problem.k}" for problem in problems]
+                elements = problem.batch * problem.m * problem.n
+                raise Rejected("correctness", f"{wrong:.0f} of {elements} elements are wrong for {shape}")
+        return [check.shape(problem) for problem in problems]
 
     def _wrong_on_integers(self, problem: Problem, operands: OperandSet, exact: Any) -> Any:
         """How many elements differ: in any bit, or with an activation that is not exact by more than its tolerance."""
@@ -340,10 +341,9 @@ class GpuSession:
         verdicts = []
         for index in indices:
             operands, exact = self._sets[index], self._exact[index]
-            rows = list(check.row_slices(self.problem.m, self.problem.n))
-            numbers = [
-                torch().stack(check.errors(operands.d[part].float(), exact[part], allowed)).double() for part in rows
-            ]
+            d = operands.rows
+            rows = list(check.row_slices(*d.shape))
+            numbers = [torch().stack(check.errors(d[part].float(), exact[part], allowed)).double() for part in rows]
             flat = self._read(torch().cat([*numbers, operands.guards_touched().double().reshape(1)]))
             if flat[-1]:
                 self._gpu.forget()
@@ -358,8 +358,9 @@ class GpuSession:
         return max(verdicts, key=lambda verdict: verdict.worst)
 
     def _first_wrong(self, operands: OperandSet, exact: Any, allowed: check.Tolerance) -> str:
-        for part in check.row_slices(self.problem.m, self.problem.n):
-            count, row, column = check.wrong_elements(operands.d[part].float(), exact[part], allowed)
+        d = operands.rows
+        for part in check.row_slices(*d.shape):
+            count, row, column = check.wrong_elements(d[part].float(), exact[part], allowed)
             if count:
                 return f"; {count} wrong elements, the first at ({part.start + row}, {column})"
         return ""
@@ -440,13 +441,19 @@ def _enqueue_reference(reference: Reference, sets: Sequence[OperandSet], index: 
 
 
 def _float32_result(problem: Problem, operands: OperandSet) -> Any:
-    """D in float32 without tensor cores, in slices of rows."""
-    b = operands.b.float()
+    """D in float32 without tensor cores, as [rows, n] with the rows of all products."""
+    return finish_exact(problem, _product(operands), operands).flatten(0, -2)
+
+
+def _product(operands: OperandSet) -> Any:
+    """A x B in float32, in slices of rows."""
     product = torch().empty(operands.d.shape, dtype=torch().float32, device=operands.d.device)
-    rows, columns = operands.d.shape
-    for part in check.row_slices(rows, max(columns, operands.a.shape[1])):
-        torch().mm(operands.a[part].float(), b, out=product[part])
-    return finish_exact(problem, product, operands)
+    whole = operands.a, operands.b, product
+    for a, b, d in [whole] if product.ndim == 2 else zip(*whole, strict=True):
+        wide = b.float()
+        for part in check.row_slices(d.shape[0], max(d.shape[1], a.shape[1])):
+            torch().mm(a[part].float(), wide, out=d[part])
+    return product
 
 
 def _first_line(error: BaseException) -> str:

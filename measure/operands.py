@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..space import OUT_DTYPE_BYTES, Device, Problem, ceil_div
+from ..space import DTYPE_BYTES, OUT_DTYPE_BYTES, Device, Pitch, Pitches, Problem, ceil_div
 from .check import SLICE_ELEMENTS
 from .lazy import torch
 
@@ -35,29 +35,44 @@ def set_count(problem: Problem, device: Device, l2_multiple: float) -> int:
 
 def needed_bytes(problem: Problem, sets: int, references: int) -> int:
     """GPU memory of `sets` operand sets and `references` float32 references with the temporaries to make them."""
+    pitches = Pitches.of(problem)
+    d = _elements(problem, "d", pitches.d)
+    inputs = [(name, getattr(pitches, name), DTYPE_BYTES[problem.dtype]) for name in ("a", "b")]
+    out = OUT_DTYPE_BYTES[problem.out_dtype] * d * (2 if problem.fused.residual else 1)
+    stored = out + sum(_elements(problem, name, pitch) * element for name, pitch, element in inputs)
     upcast = 4 * (problem.n * problem.k + problem.k)
     temporaries = 8 * 4 * max(SLICE_ELEMENTS, problem.n)
-    return sets * (problem.bytes + 2 * GUARD_BYTES) + references * 4 * problem.m * problem.n + upcast + temporaries
+    outputs = problem.batch * problem.m * problem.n
+    return sets * (stored + 2 * GUARD_BYTES) + references * 4 * outputs + upcast + temporaries
 
 
 @dataclass(frozen=True, slots=True)
 class OperandSet:
-    """One A, B and D. `a` is viewed as [m, k] and `b` as [k, n], whatever their storage; `d` is [m, n] contiguous."""
+    """One A, B and D. `a` is viewed as [m, k] and `b` as [k, n], whatever their storage; `d` is [m, n], each row
+    contiguous. With a batch the first dimension are its products; the stride is 0 there if the operand is broadcast."""
 
     a: Any
     b: Any
     d: Any
     buffer: Any
     """The bytes of D with a guard band on each side."""
+    padding: Any
+    """The elements between the rows of D, as a view of [rows, padding]."""
     bias: Any = None
     """The bias vector of an epilogue that has one."""
     c: Any = None
-    """The residual of an epilogue that has one, [m, n] contiguous."""
+    """The residual of an epilogue that has one, as D lies."""
 
     @property
     def inputs(self) -> list[Any]:
-        """A, B, and what the epilogue reads."""
-        return [tensor for tensor in (self.a, self.b, self.bias, self.c) if tensor is not None]
+        """A, B, and what the epilogue reads; of operands that are broadcast the one matrix."""
+        tensors = [tensor for tensor in (self.a, self.b, self.bias, self.c) if tensor is not None]
+        return [t[0] if t.ndim == 3 and t.stride(0) == 0 else t for t in tensors]
+
+    @property
+    def rows(self) -> Any:
+        """D as [rows, n], with the rows of all products."""
+        return self.d.flatten(0, -2)
 
     @property
     def values(self) -> dict[str, int | float]:
@@ -76,8 +91,9 @@ class OperandSet:
         self.buffer.fill_(POISON)
 
     def guards_touched(self) -> Any:
-        """The number of changed bytes in the guard bands, as a tensor."""
-        return (self.buffer[:GUARD_BYTES] != POISON).sum() + (self.buffer[-GUARD_BYTES:] != POISON).sum()
+        """The number of changed bytes in the guard bands and between rows, as a tensor."""
+        bands = (self.buffer[:GUARD_BYTES] != POISON).sum() + (self.buffer[-GUARD_BYTES:] != POISON).sum()
+        return bands + (self.padding.view(torch().uint8) != POISON).sum()
 
 
 def normal_set(problem: Problem, seed: int) -> OperandSet:
@@ -101,24 +117,44 @@ def _generator(seed: int) -> Any:
 
 
 def _empty_set(problem: Problem) -> OperandSet:
-    def operand(rows: int, columns: int, row_major: bool) -> Any:
-        shape = (rows, columns) if row_major else (columns, rows)
-        tensor = torch().empty(shape, dtype=torch_dtype(problem.dtype), device=DEVICE)
-        return tensor if row_major else tensor.t()
+    pitches = Pitches.of(problem)
+    dtype, out = torch_dtype(problem.dtype), torch_dtype(problem.out_dtype)
 
-    def vector(*shape: int) -> Any:
-        return torch().empty(shape, dtype=torch_dtype(problem.out_dtype), device=DEVICE)
+    def operand(name: str, row_major: bool) -> Any:
+        pitch = getattr(pitches, name)
+        memory = torch().empty(_elements(problem, name, pitch), dtype=dtype, device=DEVICE)
+        stored = _stored(problem, name, pitch, memory)
+        return stored if row_major else stored.mT
 
+    d_elements = _elements(problem, "d", pitches.d)
+    buffer = torch().empty(d_elements * out.itemsize + 2 * GUARD_BYTES, dtype=torch().uint8, device=DEVICE)
+    d = buffer[GUARD_BYTES:-GUARD_BYTES].view(out)
     fused = problem.fused
-    out_bytes = problem.m * problem.n * OUT_DTYPE_BYTES[problem.out_dtype]
-    buffer = torch().empty(out_bytes + 2 * GUARD_BYTES, dtype=torch().uint8, device=DEVICE)
+    axis = {"m": problem.m, "n": problem.n}
     operands = OperandSet(
-        a=operand(problem.m, problem.k, problem.a_major == "k"),
-        b=operand(problem.k, problem.n, problem.b_major == "n"),
-        d=buffer[GUARD_BYTES:-GUARD_BYTES].view(torch_dtype(problem.out_dtype)).view(problem.m, problem.n),
+        a=operand("a", problem.a_major == "k"),
+        b=operand("b", problem.b_major == "n"),
+        d=_stored(problem, "d", pitches.d, d),
         buffer=buffer,
-        bias=vector(problem.m if fused.bias == "m" else problem.n) if fused.bias else None,
-        c=vector(problem.m, problem.n) if fused.residual else None,
+        padding=d.view(-1, pitches.d.row)[:, problem.n :],
+        bias=torch().empty(axis[fused.bias], dtype=out, device=DEVICE) if fused.bias else None,
+        c=_stored(problem, "d", pitches.c, torch().empty(d_elements, dtype=out, device=DEVICE))
+        if fused.residual
+        else None,
     )
     operands.poison()
     return operands
+
+
+def _elements(problem: Problem, name: str, pitch: Pitch) -> int:
+    """Elements of the memory in which a matrix (`a`, `b`, `d`) lies, in all products."""
+    return problem.copies(name) * problem.stored(name)[0] * pitch.row
+
+
+def _stored(problem: Problem, name: str, pitch: Pitch, memory: Any) -> Any:
+    """The matrix as it is stored in `memory`, with a dimension for the products of a batch."""
+    rows, columns = problem.stored(name)
+    if not problem.batched:
+        return memory.as_strided((rows, columns), (pitch.row, 1), memory.storage_offset())
+    shape = (problem.batch, rows, columns)
+    return memory.as_strided(shape, (pitch.batch, pitch.row, 1), memory.storage_offset())

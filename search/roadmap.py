@@ -354,7 +354,10 @@ def audit_sample(device: Device, count: int = AUDITED, seed: int = 0) -> list[tu
     """Random schedules of the whole space, all kinds of problem in turn."""
     rng = random.Random(seed)
     kinds = itertools.product(("bf16", "fp16"), LAYOUTS, ("none", "bias+gelu+residual", "bias_m+silu"), OVERLAPS)
-    problems = [Problem(4096, 4096, 4096, dtype, layout, 1, "", *words) for dtype, layout, *words in kinds]
+    problems = [
+        Problem(4096, 4096, 4096, dtype, layout, epilogue=epilogue, overlap=overlap)
+        for dtype, layout, epilogue, overlap in kinds
+    ]
     rng.shuffle(problems)
     return [(problem, sample(problem, device, rng)) for problem in itertools.islice(itertools.cycle(problems), count)]
 

@@ -13,6 +13,7 @@ from .enumeration import (
 )
 from .epilogue import ACTIVATIONS, Epilogue
 from .errors import BadInput
+from .pitches import Pitch, Pitches
 from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Problem, read_suite
 from .resources import SharedMemory, shared_memory, store_pieces
 from .rules import unsupported, violations
@@ -39,6 +40,8 @@ __all__ = [
     "Device",
     "Epilogue",
     "NamedProblem",
+    "Pitch",
+    "Pitches",
     "Problem",
     "Schedule",
     "SharedMemory",

@@ -134,8 +134,13 @@ def _buffered(s: Schedule, problem: Problem) -> Schedule:
 
 def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     narrow = _staged(s, problem)
-    stores = STORES[:1] if s.swap_ab or s.split_cluster or problem.epilogue != "none" else STORES
+    stores = STORES[:1] if _must_stage(s, problem) else STORES
     return [store for store in stores if _fits(_with(narrow, store=store), problem, device)]
+
+
+def _must_stage(s: Schedule, problem: Problem) -> bool:
+    """Whether direct stores are out of the question: they transpose nothing, fuse nothing, and store pairs."""
+    return s.swap_ab or s.split_cluster or problem.epilogue != "none" or problem.n % 2 == 1
 
 
 def _staged(s: Schedule, problem: Problem) -> Schedule:
@@ -154,8 +159,7 @@ def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
 
 def _smallest(s: Schedule, problem: Problem) -> Schedule:
     """With the smallest epilogue that the choices so far allow."""
-    staged = s.swap_ab or s.split_cluster or problem.epilogue != "none"
-    return _staged(s, problem) if staged else _with(s, store="direct")
+    return _staged(s, problem) if _must_stage(s, problem) else _with(s, store="direct")
 
 
 def _can_share_k(s: Schedule, problem: Problem, device: Device) -> bool:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .device import Device
-from .problem import Problem
+from .problem import TMA_ALIGNMENT, Problem
 from .schedule import GEMV, Schedule
 from .tiles import ceil_div, kernel_extents, tile_grid
 
@@ -108,7 +108,20 @@ def vectors(problem: Problem, swap_ab: bool) -> int:
 
 def ways(problem: Problem) -> list[bool]:
     """The values of `swap_ab` with which the problem is a few vectors times a matrix."""
-    return [swap for swap in (False, True) if vectors(problem, swap)]
+    return [swap for swap in (False, True) if vectors(problem, swap) and not any(_geometry(problem, swap))]
+
+
+def _geometry(problem: Problem, swap_ab: bool) -> Iterator[str]:
+    """What loads of 16 bytes cannot do, and a walk over one product."""
+    if problem.batched:
+        yield f"a batch of {problem.batch} in {GEMV}: valid is one product"
+    for matrix in ("a", "b"):
+        if (alignment := problem.alignment(matrix)) < TMA_ALIGNMENT:
+            yield f"rows of {matrix.upper()} at multiples of {alignment} bytes in {GEMV}: valid is {TMA_ALIGNMENT}"
+    outputs, major = ("m", problem.a_major) if swap_ab else ("n", problem.b_major)
+    for axis in ("k",) if major == "k" else ("k", outputs):
+        if (extent := getattr(problem, axis)) % LOAD_ELEMENTS:
+            yield f"{axis} = {extent} in {GEMV}: valid are multiples of {LOAD_ELEMENTS}, what one load takes"
 
 
 def gemv_smem_bytes(problem: Problem, s: Schedule) -> int:
@@ -157,6 +170,7 @@ def gemv_violations(problem: Problem, s: Schedule, device: Device) -> Iterator[s
         yield f"{GEMV} of {rows} vectors: valid are at most {VECTORS[-1]}, each contiguous along k"
     elif s.tile_m != tile_m:
         yield f"tile_m {s.tile_m} for {rows} vectors: valid is {tile_m}"
+    yield from _geometry(problem, s.swap_ab)
     yield from tile_problems(problem, s, device)
     weights = gemv_tile(problem, s).weights
     if s.evict_first not in ("", weights):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,30 @@ OVERLAPS = ("none", "launch", "weights")
 """What may run before the kernel ahead in the stream has finished: nothing; the launch; also loads of B, when the
 kernel ahead does not write it."""
 
+BROADCASTS = ("", "a", "b", "ab")
+"""Operands that all problems of a batch share."""
+
+TMA_ALIGNMENT = 16
+"""Bytes that addresses and pitches of a tensor map are multiples of (cuda.h, cuTensorMapEncodeTiled)."""
+
+MATRICES = ("a", "b", "d")
+"""The matrices whose rows may be aligned each in its own way; a residual is aligned as D is."""
+
 MAX_EXTENT = 2**31 - 1
 """Largest m, n or k: tensor coordinates are signed 32-bit integers (PTX ISA, cp.async.bulk.tensor)."""
 
 _CSV_REQUIRED = ("name", "layout", "dtype", "m", "n", "k")
-_CSV_OPTIONAL = ("batch", "out_dtype", "epilogue", "overlap")
+_CSV_OPTIONAL = ("batch", "out_dtype", "epilogue", "overlap", "broadcast", "a_align", "b_align", "d_align")
+_CSV_NUMBERS = ("m", "n", "k", "batch", "a_align", "b_align", "d_align")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One matrix multiplication.
+    """One matrix multiplication, or a batch of them.
 
-    m, n, k and batch are in elements. `out_dtype` defaults to the operand dtype.
+    m, n, k and batch are in elements. `out_dtype` defaults to the operand dtype. `broadcast` names the operands that
+    all of a batch share. `a_align`, `b_align` and `d_align` are bytes that the address of every row of the matrix is a
+    multiple of; 0, the default, is what rows without padding give (`alignment`).
 
     Raises:
         BadInput: a size is not a positive integer, or a word is not one of the valid ones.
@@ -50,12 +63,17 @@ class Problem:
     out_dtype: str = ""
     epilogue: str = "none"
     overlap: str = "none"
+    broadcast: str = ""
+    a_align: int = 0
+    b_align: int = 0
+    d_align: int = 0
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_EXTENT:
-                raise BadInput(f"{name} is {value!r}: valid is an integer from 1 to {MAX_EXTENT}")
+                empty = "; an empty problem needs no kernel" if value == 0 else ""
+                raise BadInput(f"{name} is {value!r}: valid is an integer from 1 to {MAX_EXTENT}{empty}")
         _one_of("dtype", self.dtype, DTYPE_BYTES)
         _one_of("layout", self.layout, LAYOUTS)
         if not self.out_dtype:
@@ -63,6 +81,55 @@ class Problem:
         _one_of("out_dtype", self.out_dtype, OUT_DTYPE_BYTES)
         Epilogue.parse(self.epilogue)
         _one_of("overlap", self.overlap, OVERLAPS)
+        _one_of("broadcast", self.broadcast, BROADCASTS)
+        if not self.batched:
+            object.__setattr__(self, "broadcast", "")
+        for matrix in MATRICES:
+            self._check_alignment(matrix)
+
+    def _check_alignment(self, matrix: str) -> None:
+        name = f"{matrix}_align"
+        value = getattr(self, name)
+        valid = [size for size in (1, 2, 4, 8, 16) if size >= self._element_bytes(matrix)]
+        if type(value) is not int or value not in (0, *valid):
+            raise BadInput(
+                f"{name} is {value!r}: valid are {', '.join(map(str, valid))}, or 0 for rows without padding"
+            )
+        if value == self._dense_alignment(matrix):
+            object.__setattr__(self, name, 0)
+
+    @property
+    def batched(self) -> bool:
+        """Whether there is more than one product."""
+        return self.batch > 1
+
+    def copies(self, operand: str) -> int:
+        """How many matrices an operand (`a` or `b`) of the batch consists of: one if it is broadcast."""
+        return 1 if operand in self.broadcast else self.batch
+
+    def stored(self, matrix: str) -> tuple[int, int]:
+        """(rows, columns) of a matrix (`a`, `b` or `d`) as it is stored, columns contiguous."""
+        return {
+            "a": (self.m, self.k) if self.a_major == "k" else (self.k, self.m),
+            "b": (self.n, self.k) if self.b_major == "k" else (self.k, self.n),
+            "d": (self.m, self.n),
+        }[matrix]
+
+    def alignment(self, matrix: str) -> int:
+        """Bytes, at most 16, that the address of every row of a matrix (`a`, `b`, or `d` and the residual) is a
+        multiple of."""
+        return int(getattr(self, f"{matrix}_align")) or self._dense_alignment(matrix)
+
+    def _dense_alignment(self, matrix: str) -> int:
+        return math.gcd(TMA_ALIGNMENT, self.stored(matrix)[1] * self._element_bytes(matrix))
+
+    def _element_bytes(self, matrix: str) -> int:
+        return OUT_DTYPE_BYTES[self.out_dtype] if matrix == "d" else DTYPE_BYTES[self.dtype]
+
+    def resized(self, m: int, n: int, k: int) -> Problem:
+        """This problem with other sizes and the same alignments, so that it is of the same kind."""
+        a, b, d = map(self.alignment, MATRICES)
+        return replace(self, m=m, n=n, k=k, a_align=a, b_align=b, d_align=d)
 
     @property
     def a_major(self) -> str:
@@ -87,25 +154,36 @@ class Problem:
     @property
     def bytes(self) -> int:
         """Fewest bytes through device memory: each operand and a residual read once, D written once."""
-        operands = (self.m + self.n) * self.k * DTYPE_BYTES[self.dtype]
-        outputs = self.m * self.n * OUT_DTYPE_BYTES[self.out_dtype]
-        return self.batch * (operands + outputs * (2 if self.fused.residual else 1))
+        operands = (self.copies("a") * self.m + self.copies("b") * self.n) * self.k * DTYPE_BYTES[self.dtype]
+        outputs = self.batch * self.m * self.n * OUT_DTYPE_BYTES[self.out_dtype]
+        return operands + outputs * (2 if self.fused.residual else 1)
 
     @property
-    def kind(self) -> tuple[str, str, str, str, str, str]:
-        """Everything but the sizes: problems of one kind can share kernels and be each other's neighbours."""
-        return (self.dtype, self.out_dtype, self.a_major, self.b_major, self.epilogue, self.overlap)
+    def kind(self) -> tuple[str, ...]:
+        """Everything but the sizes: problems of one kind can share kernels and be each other's neighbours. Of the
+        geometry it has whether there is a batch, and alignments that TMA does not take."""
+        words = (self.dtype, self.out_dtype, self.a_major, self.b_major, self.epilogue, self.overlap)
+        aligned = [(matrix, self.alignment(matrix)) for matrix in MATRICES]
+        odd = (f"{matrix}{size}" if size < TMA_ALIGNMENT else "" for matrix, size in aligned)
+        return (*words, "batched" if self.batched else "", *odd)
 
     @property
     def key(self) -> str:
-        """A name unique to the problem, such as `m16_n6144_k4096_b1_bf16_bf16_ak_bk_none_none`."""
+        """A name unique to the problem, such as `m16_n6144_k4096_b1_bf16_bf16_ak_bk_none_none`; broadcast and
+        alignments follow where they are not the default."""
         return (
             f"m{self.m}_n{self.n}_k{self.k}_b{self.batch}_{self.dtype}_{self.out_dtype}"
             f"_a{self.a_major}_b{self.b_major}_{self.epilogue}_{self.overlap}"
-        )
+        ) + "".join(f"_{name}-{value}" for name, value in self._geometry().items())
+
+    def _geometry(self) -> dict[str, Any]:
+        """The fields that keys and JSON leave out at their defaults."""
+        names = ("broadcast", *(f"{matrix}_align" for matrix in MATRICES))
+        return {name: value for name in names if (value := getattr(self, name))}
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of journals and tables, with the unambiguous majors in place of the layout."""
+        """The JSON object of journals and tables, with the unambiguous majors in place of the layout; broadcast and
+        alignments only where they are not the default."""
         return {
             "m": self.m,
             "n": self.n,
@@ -117,6 +195,7 @@ class Problem:
             "b_major": self.b_major,
             "epilogue": self.epilogue,
             "overlap": self.overlap,
+            **self._geometry(),
         }
 
     @classmethod
@@ -143,7 +222,8 @@ class NamedProblem:
 
 
 def read_suite(path: str | Path) -> list[NamedProblem]:
-    """The problems of a CSV file with the header `name,layout,dtype,m,n,k[,batch,out_dtype,epilogue,overlap]`.
+    """The problems of a CSV file with the header `name,layout,dtype,m,n,k` and, when needed, other fields of a
+    problem.
 
     Raises:
         BadInput: the file cannot be read, the header differs, a name repeats, or a row is not a problem (its line is
@@ -189,12 +269,12 @@ def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 
 def _from_words(cells: Mapping[str, str], where: str) -> Problem:
     fields: dict[str, Any] = {word: cell for word, cell in cells.items() if cell}
-    for word in ("m", "n", "k", "batch"):
+    for word in _CSV_NUMBERS:
         if word in fields:
             try:
                 fields[word] = int(fields[word])
             except ValueError:
-                raise BadInput(f"{where}: {word} is {fields[word]!r}: valid is a positive integer") from None
+                raise BadInput(f"{where}: {word} is {fields[word]!r}: valid is a whole number") from None
     try:
         return Problem(**fields)
     except BadInput as error:

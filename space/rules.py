@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from . import gemv
 from .device import Device
-from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, Problem
+from .problem import MATRICES, TMA_ALIGNMENT, Problem
 from .resources import max_accumulators, operand_tiles, piece_count, producer_extras, register_splits, shared_memory
 from .schedule import COOPERATIVE, GEMV, PINGPONG, Schedule
-from .tiles import tile_grid
-
-TMA_ALIGNMENT = 16
-"""Row pitches of a tensor map are multiples of this many bytes (cuda.h, cuTensorMapEncodeTiled)."""
+from .tiles import ceil_div, tile_grid
 
 LARGEST_EXTENT = 2**31 - 4096
 """Largest m, n or k of a kernel: the last cluster of tiles must still have 32-bit coordinates where it ends."""
 
-LARGEST_OUTPUT = 2**38
-"""Most elements of D: half a terabyte in bf16. Tiles of any size are then numbered in 32 bits."""
+LARGEST_OUTPUT = 2**39
+"""Most elements of D, in all products of a batch and rounded up to whole clusters of the largest tiles: tiles of any
+size are then numbered in 32 bits."""
+
+CLUSTER_TILE = 256
+"""Rows, and columns, that every extent of a cluster of the smallest tiles divides (64 x 4, 8 x 4 columns)."""
 
 CONSUMERS = {COOPERATIVE: (1, 2, 3), PINGPONG: (2,), GEMV: gemv.CONSUMERS}
 TILE_M = (64, 128, 192, 256)
@@ -64,25 +66,21 @@ def unsupported(problem: Problem, device: Device) -> Iterator[str]:
         yield f"the device {device.name} has compute capability {device.cc}: kernels are made for 9.0 (Hopper)"
     if problem.dtype not in ("bf16", "fp16"):
         yield f"dtype {problem.dtype} has no kernel yet: valid are bf16, fp16"
-    if problem.batch != 1:
-        yield f"batch {problem.batch} has no kernel yet: valid is 1"
     if problem.out_dtype != problem.dtype:
         yield f"out_dtype {problem.out_dtype} has no kernel yet for {problem.dtype} operands: valid is {problem.dtype}"
     for axis in ("m", "n", "k"):
         if (extent := getattr(problem, axis)) > LARGEST_EXTENT:
             yield f"{axis} = {extent} is beyond 32-bit coordinates: valid is at most {LARGEST_EXTENT}"
-    if problem.m * problem.n > LARGEST_OUTPUT:
-        yield f"m x n = {problem.m * problem.n} is beyond what a grid numbers: valid is at most {LARGEST_OUTPUT}"
-    element = DTYPE_BYTES[problem.dtype]
-    for matrix, axis, size in (
-        ("A", problem.a_major, element),
-        ("B", problem.b_major, element),
-        ("D", "n", OUT_DTYPE_BYTES[problem.out_dtype]),
-    ):
-        extent = getattr(problem, axis)
-        if extent * size % TMA_ALIGNMENT:
+    covered = problem.batch * math.prod(ceil_div(e, CLUSTER_TILE) * CLUSTER_TILE for e in (problem.m, problem.n))
+    if covered > LARGEST_OUTPUT:
+        yield (
+            f"m x n x batch is {covered} in whole clusters, beyond what a grid numbers:"
+            f" valid is at most {LARGEST_OUTPUT}"
+        )
+    for matrix in MATRICES:
+        if (alignment := problem.alignment(matrix)) < TMA_ALIGNMENT:
             yield (
-                f"{axis} = {extent} gives {matrix} rows of {extent * size} bytes:"
+                f"rows of {matrix.upper()} lie at multiples of {alignment} bytes:"
                 f" valid are multiples of {TMA_ALIGNMENT} bytes"
             )
 
@@ -164,6 +162,8 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
     if s.swap_ab and s.store == "direct":
         yield "direct stores with swap_ab: valid is the store tma, which transposes"
     yield from _shared_k(problem, s, device)
+    if s.store == "direct" and problem.n % 2:
+        yield f"direct stores of pairs with n = {problem.n}: valid is the store tma"
     if s.store == "direct" and problem.epilogue != "none":
         yield f"direct stores with the epilogue {problem.epilogue}: valid is the store tma"
     if s.store == "direct":

@@ -29,11 +29,13 @@ class TileGrid:
     cluster_size: int
     parts: int
     """Units of work of a tile, for kernels that add them up in device memory; stream-K cuts as it needs."""
+    batch: int = 1
+    """Products, each with its m x n tiles."""
 
     @property
     def clusters(self) -> int:
         """Cluster tiles of the whole problem."""
-        return self.m * self.n
+        return self.m * self.n * self.batch
 
     @property
     def ctas(self) -> int:
@@ -55,19 +57,22 @@ def tile_grid(problem: Problem, schedule: Schedule) -> TileGrid:
         k_blocks=ceil_div(problem.k, schedule.tile_k),
         cluster_size=schedule.cluster_size,
         parts=schedule.split_k if schedule.workspace else 1,
+        batch=problem.batch,
     )
 
 
 def tile_position(
     index: int, tiles_m: int, tiles_n: int, raster: str, swizzle: int, serpentine: bool
-) -> tuple[int, int]:
-    """The (m, n) position of the cluster tile that is walked over as number `index`.
+) -> tuple[int, int, int]:
+    """The (m, n, batch) position of the cluster tile that is walked over as number `index`.
 
-    The grid is cut into bands of `swizzle` tiles along the raster axis; inside a band consecutive tiles run
-    along that axis, then step along the other. The last band is as tall as what is left, so that no factor
-    adds a tile. With `serpentine` odd bands walk the other axis backwards, which keeps its operand in L2.
+    The products of a batch come one after the other. The grid of each is cut into bands of `swizzle` tiles along the
+    raster axis; inside a band consecutive tiles run along that axis, then step along the other. The last band is as
+    tall as what is left, so that no factor adds a tile. With `serpentine` odd bands walk the other axis backwards,
+    which keeps its operand in L2.
     The kernel evaluates the same expression (`tile_position` in the generated source).
     """
+    batch, index = divmod(index, tiles_m * tiles_n)
     fast_tiles, slow_tiles = (tiles_m, tiles_n) if raster == "m" else (tiles_n, tiles_m)
     band, offset = divmod(index, swizzle * slow_tiles)
     height = min(swizzle, fast_tiles - band * swizzle)
@@ -75,4 +80,4 @@ def tile_position(
     fast += band * swizzle
     if serpentine and band % 2:
         slow = slow_tiles - 1 - slow
-    return (fast, slow) if raster == "m" else (slow, fast)
+    return (fast, slow, batch) if raster == "m" else (slow, fast, batch)

@@ -156,7 +156,7 @@ def test_another_device_is_never_silently_exact() -> None:
     ("problem", "reason"),
     [
         (replace(SQUARE, dtype="fp8", out_dtype="bf16"), "dtype fp8"),
-        (replace(SQUARE, batch=2), "batch 2"),
+        (replace(SQUARE, k=8191), "rows of A lie at multiples of 2 bytes"),
         (replace(SQUARE, out_dtype="fp32"), "out_dtype fp32"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from tileseek.space import (
     H200,
     KERNEL_DIMENSIONS,
     LAUNCH_FIELDS,
+    LAYOUTS,
     BadInput,
+    Pitches,
     Problem,
     Schedule,
     ceil_div,
@@ -108,10 +111,13 @@ def test_each_rule_names_the_value_it_refuses(changes: dict[str, Any], reason: s
     ("problem", "reason"),
     [
         (Problem(64, 64, 72, "bf16"), ""),
-        (Problem(64, 64, 68, "bf16"), "k = 68 gives A rows of 136 bytes"),
-        (Problem(64, 68, 64, "fp16"), "n = 68 gives D rows of 136 bytes"),
+        (Problem(64, 64, 68, "bf16"), "rows of A lie at multiples of 8 bytes"),
+        (Problem(64, 67, 64, "fp16"), "rows of D lie at multiples of 2 bytes"),
+        (Problem(64, 64, 64, b_align=4), "rows of B lie at multiples of 4 bytes"),
+        (Problem(63, 61, 59, a_align=16, b_align=16, d_align=16), ""),
         (Problem(64, 64, 64, "fp8"), "dtype fp8"),
-        (Problem(64, 64, 64, batch=3), "batch 3"),
+        (Problem(64, 64, 64, batch=3), ""),
+        (Problem(64, 64, 64, batch=2**24), "m x n x batch"),
         (Problem(64, 64, 64, out_dtype="fp32"), "out_dtype fp32"),
     ],
 )
@@ -172,19 +178,21 @@ def test_launch_fields_are_all_that_kernels_do_not_see() -> None:
     raster=st.sampled_from(rules.RASTERS),
     swizzle=st.integers(1, 48),
     serpentine=st.booleans(),
+    batch=st.integers(1, 5),
 )
 def test_every_tile_is_walked_over_once(
-    tiles_m: int, tiles_n: int, raster: str, swizzle: int, serpentine: bool
+    tiles_m: int, tiles_n: int, raster: str, swizzle: int, serpentine: bool, batch: int
 ) -> None:
-    walk = [tile_position(i, tiles_m, tiles_n, raster, swizzle, serpentine) for i in range(tiles_m * tiles_n)]
-    assert sorted(walk) == list(itertools.product(range(tiles_m), range(tiles_n)))
+    tiles = tiles_m * tiles_n * batch
+    walk = [tile_position(i, tiles_m, tiles_n, raster, swizzle, serpentine) for i in range(tiles)]
+    assert sorted(walk) == list(itertools.product(range(tiles_m), range(tiles_n), range(batch)))
 
 
 @given(tiles_m=st.integers(1, 30), tiles_n=st.integers(1, 30), swizzle=st.integers(1, 32))
 def test_the_two_rasters_mirror_each_other(tiles_m: int, tiles_n: int, swizzle: int) -> None:
     for i in range(tiles_m * tiles_n):
-        m, n = tile_position(i, tiles_m, tiles_n, "m", swizzle, True)
-        assert tile_position(i, tiles_n, tiles_m, "n", swizzle, True) == (n, m)
+        m, n, batch = tile_position(i, tiles_m, tiles_n, "m", swizzle, True)
+        assert tile_position(i, tiles_n, tiles_m, "n", swizzle, True) == (n, m, batch)
 
 
 def test_serpentine_bands_meet_where_they_turn() -> None:
@@ -297,6 +305,10 @@ FIELDS: dict[str, Any] = {
     "layout": st.sampled_from(["nt", "nn", "tn", "tt"]),
     "out_dtype": st.sampled_from(["bf16", "fp16", "fp32"]),
     "overlap": st.sampled_from(["none", "launch", "weights"]),
+    "broadcast": st.sampled_from(["", "a", "b", "ab"]),
+    "a_align": st.sampled_from([0, 4, 8, 16]),
+    "b_align": st.sampled_from([0, 4, 8, 16]),
+    "d_align": st.sampled_from([0, 4, 8, 16]),
 }
 
 
@@ -305,8 +317,54 @@ def test_problems_that_differ_in_one_field_have_different_keys(
     one: dict[str, Any], other: dict[str, Any], name: str
 ) -> None:
     a, b = Problem(**one), Problem(**{**one, name: other[name]})
-    assert (a.key == b.key) == (a == b) == (one[name] == other[name])
+    assert (a.key == b.key) == (a == b)
     assert (a.to_json() == b.to_json()) == (a == b)
+    assert Problem.from_json(a.to_json()) == a
+    # Broadcast means nothing without a batch, and an alignment may be that of rows without padding.
+    assert (a == b) == (one[name] == other[name]) or name == "broadcast" or name.endswith("_align")
+
+
+def test_alignments_are_those_of_rows_without_padding_unless_said() -> None:
+    odd = Problem(100, 101, 102, layout="nt")
+    assert [odd.alignment(matrix) for matrix in "abd"] == [4, 4, 2]
+    assert replace(odd, a_align=4) == odd
+    padded = replace(odd, b_align=16)
+    assert padded.alignment("b") == 16
+    assert padded.key == odd.key + "_b_align-16"
+    assert padded.kind != odd.kind == odd.resized(10, 11, 12).kind
+    assert odd.resized(8, 8, 8).alignment("d") == 2
+    with pytest.raises(BadInput, match="a_align is 3: valid are 2, 4, 8, 16, or 0"):
+        replace(odd, a_align=3)
+
+
+@given(
+    m=st.integers(1, 300),
+    n=st.integers(1, 300),
+    k=st.integers(1, 300),
+    batch=st.integers(1, 3),
+    layout=st.sampled_from(LAYOUTS),
+    align=st.tuples(*[st.sampled_from([0, 2, 4, 8, 16])] * 3),
+    broadcast=st.sampled_from(["", "a", "b"]),
+)
+def test_pitches_have_just_the_alignments_of_their_problem(
+    m: int, n: int, k: int, batch: int, layout: str, align: tuple[int, int, int], broadcast: str
+) -> None:
+    a, b, d = align
+    problem = Problem(m, n, k, layout=layout, batch=batch, broadcast=broadcast, a_align=a, b_align=b, d_align=d)
+    pitches = Pitches.of(problem)
+    for matrix in "abd":
+        rows, columns = problem.stored(matrix)
+        pitch = getattr(pitches, matrix)
+        assert columns <= pitch.row <= columns + 15
+        assert math.gcd(16, 2 * pitch.row) == problem.alignment(matrix)
+        assert pitch.batch == (0 if matrix in problem.broadcast else rows * pitch.row)
+
+
+def test_an_operand_that_all_products_share_is_read_once() -> None:
+    batch = Problem(64, 128, 256, batch=10)
+    assert batch.bytes == 10 * Problem(64, 128, 256).bytes
+    assert batch.bytes - replace(batch, broadcast="b").bytes == 9 * 128 * 256 * 2
+    assert replace(batch, batch=1, broadcast="b") == Problem(64, 128, 256)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2**31, 1.0, "8", True, None])

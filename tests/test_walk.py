@@ -14,9 +14,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tileseek.codegen import walk
-from tileseek.space import Schedule, TileGrid, tile_position
+from tileseek.space import Problem, Schedule, TileGrid, tile_position
 
 SPLIT = Schedule.parse("coop1_64x64x128_s5_w0_c1x1_tile_rm1_reg0-0_tma16x2_k4_slots")
+SINGLE, BATCHED = Problem(64, 64, 64), Problem(64, 64, 64, batch=2)
 STREAM = Schedule.parse("coop1_64x64x128_s5_w0_c1x1_pall_rm1_reg0-0_tma16x2_sk_slots")
 WORK_FIELDS = ("tile", "first_block", "k_blocks", "part", "parts", "slot", "next_slot")
 
@@ -30,8 +31,11 @@ typedef unsigned long long u64;
 constexpr int SPLIT_K = 4;
 """
 POSITION = 'extern "C" void position(int index, const Walk* w, int* out) { auto p = tile_position(index, *w);'
+POSITIONS = {
+    False: POSITION + " out[0] = p.m; out[1] = p.n; out[2] = 0; }",
+    True: POSITION + " out[0] = p.m; out[1] = p.n; out[2] = p.batch; }",
+}
 EXPORTS = {
-    "position": POSITION + " out[0] = p.m; out[1] = p.n; }",
     "unit": 'extern "C" void unit(int u, int w, int ws, int t, int b, int* out) { auto x = work(u, w, ws, t, b);'
     + "".join(f" out[{i}] = x.{name};" for i, name in enumerate(WORK_FIELDS))
     + " }",
@@ -45,9 +49,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("walk")
     libraries = {}
-    for name, schedule in (("split", SPLIT), ("stream", STREAM)):
+    for name, problem, schedule in (
+        ("split", SINGLE, SPLIT),
+        ("stream", SINGLE, STREAM),
+        ("batched", BATCHED, SPLIT),
+    ):
         source = folder / f"{name}.cpp"
-        source.write_text("\n".join([HOST, *walk.functions(schedule), *EXPORTS.values()]))
+        exports = [POSITIONS[problem.batched], *EXPORTS.values()]
+        source.write_text("\n".join([HOST, *walk.functions(problem, schedule), *exports]))
         subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(folder / name), str(source)], check=True)
         libraries[name] = ctypes.CDLL(str(Path(folder / name)))
     return libraries
@@ -69,16 +78,24 @@ def test_division_by_multiplication_is_exact(d: int, n: int) -> None:
     raster=st.sampled_from("mn"),
     swizzle=st.sampled_from((1, 2, 4, 8, 16, 32)),
     serpentine=st.booleans(),
+    batch=st.integers(1, 5),
 )
 def test_kernel_walks_as_the_host_says(
-    compiled: dict[str, ctypes.CDLL], tiles_m: int, tiles_n: int, raster: str, swizzle: int, serpentine: bool
+    compiled: dict[str, ctypes.CDLL],
+    tiles_m: int,
+    tiles_n: int,
+    raster: str,
+    swizzle: int,
+    serpentine: bool,
+    batch: int,
 ) -> None:
     schedule = replace(SPLIT, raster=raster, swizzle=swizzle, serpentine=serpentine)
-    values = walk.values(TileGrid(tiles_m, tiles_n, 1, 1, 1), schedule)
+    values = walk.values(TileGrid(tiles_m, tiles_n, 1, 1, 1, batch), schedule)
     arguments = (ctypes.c_int * len(values))(*values)
-    out = (ctypes.c_int * 2)()
-    for index in range(tiles_m * tiles_n):
-        compiled["split"].position(index, arguments, out)
+    kernel = compiled["batched" if batch > 1 else "split"]
+    out = (ctypes.c_int * 3)()
+    for index in range(tiles_m * tiles_n * batch):
+        kernel.position(index, arguments, out)
         assert tuple(out) == tile_position(index, tiles_m, tiles_n, raster, swizzle, serpentine)
 
 

@@ -11,7 +11,7 @@ from .api import best_schedule
 from .codegen.plan import LaunchPlan, launch_plan
 from .measure.gpus import hopper
 from .space import ACTIVATIONS, BadInput, Problem, unsupported
-from .space.rules import TMA_ALIGNMENT
+from .space.problem import TMA_ALIGNMENT
 
 if TYPE_CHECKING:
     import torch

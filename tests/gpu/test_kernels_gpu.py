@@ -41,6 +41,18 @@ PROBLEMS = [
         )
     ),
     Problem(17, 2112, 7168, epilogue="bias+gelu+residual"),
+    *(
+        Problem(520, 776, 1032, layout=layout, batch=3, broadcast=all_products)
+        for layout, all_products in (("nt", ""), ("nn", "b"), ("tn", "a"), ("tt", "ab"))
+    ),
+    Problem(17, 264, 2048, batch=40, broadcast="a", epilogue="bias_m+gelu+residual"),
+    Problem(300, 200, 520, "fp16", batch=5, epilogue="bias+relu+residual", overlap="weights"),
+    # Rows of any length at multiples of 16 bytes: there is padding between them, which must stay as it is.
+    *(
+        Problem(517, 773, 1031, layout=layout, a_align=16, b_align=16, d_align=16)
+        for layout in ("nt", "nn", "tn", "tt")
+    ),
+    Problem(517, 773, 1031, batch=3, a_align=16, b_align=16, d_align=16, epilogue="bias+residual"),
 ]
 
 
