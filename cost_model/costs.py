@@ -6,11 +6,14 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..space import POWER_LIMITED_MHZ, Problem, Schedule
+from ..space import FOR_ENERGY, FOR_TIME, POWER_LIMITED_MHZ, Problem, Schedule
 
 CYCLES = "ratio_cycles"
 TIME = "ratio_to_ref"
+ENERGY = "ratio_energy"
+EDP = "ratio_edp"
 MICROSECONDS = "median_us"
+"""Yardsticks: attributes of a measure. All but the last are ratios to cuBLAS's default, which ran beside it."""
 
 
 class Measured(Protocol):
@@ -29,20 +32,27 @@ class Measured(Protocol):
     @property
     def ratio_cycles(self) -> float | None: ...
     @property
+    def ratio_energy(self) -> float | None: ...
+    @property
+    def ratio_edp(self) -> float | None: ...
+    @property
     def raw(self) -> Mapping[str, Any]: ...
 
 
 M = TypeVar("M", bound=Measured)
 
 
-def yardstick(measures: Iterable[Measured]) -> str:
-    """What to compare the measures of one problem by: the name of the attribute that every correct one has.
+def yardstick(measures: Iterable[Measured], objective: str = FOR_TIME) -> str:
+    """What to compare the measures of one problem by: the name of an attribute.
 
     Ratios to a reference that ran in the same rounds agree from run to run better than times do; of cycles
-    where power limits the clock.
+    where power limits the clock. For time it is one that every correct measure has; for another objective, measures
+    without their energy have no cost.
     """
+    if objective != FOR_TIME:
+        return ENERGY if objective == FOR_ENERGY else EDP
     correct = [m for m in measures if m.status == "correct"]
-    limited = sum(_power_limited(m) for m in correct) * 2 > len(correct)
+    limited = sum(power_limited(m) for m in correct) * 2 > len(correct)
     for name in (CYCLES, TIME) if limited else (TIME,):
         if correct and all(getattr(m, name) is not None for m in correct):
             return name
@@ -57,9 +67,9 @@ def cost(measure: Measured, stick: str) -> float | None:
     return float(value if stick == MICROSECONDS else 1 / value)
 
 
-def costs(measures: Sequence[Measured]) -> dict[Schedule, float]:
+def costs(measures: Sequence[Measured], objective: str = FOR_TIME) -> dict[Schedule, float]:
     """The cost of every correct schedule of one problem, the median where one was measured several times."""
-    stick = yardstick(measures)
+    stick = yardstick(measures, objective)
     found: dict[Schedule, list[float]] = {}
     for measure in measures:
         value = cost(measure, stick)
@@ -76,7 +86,8 @@ def by_problem(measures: Iterable[M]) -> dict[Problem, list[M]]:
     return groups
 
 
-def _power_limited(measure: Measured) -> bool:
+def power_limited(measure: Measured) -> bool:
+    """Whether power held cuBLAS back while it was made."""
     flag = measure.raw.get("power_limited")
     if isinstance(flag, bool):
         return flag

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..space import BadInput, Problem, Schedule
+from ..space import FOR_TIME, BadInput, Problem, Schedule
 
 JOURNAL_VERSION = 1
 """Lines with a larger `v` come from a newer tileseek and are skipped."""
@@ -107,6 +107,36 @@ class Measure:
     policy: str
     raw: Mapping[str, Any]
     """The whole line."""
+
+    @property
+    def energy_mj(self) -> float | None:
+        """Millijoules of one call; None where energy was not measured."""
+        return _positive(self.raw.get("energy_mj"))
+
+    @property
+    def ratio_energy(self) -> float | None:
+        """Energy of the cuBLAS default over ours; None where energy was not measured."""
+        return _positive(self.raw.get("ratio_energy"))
+
+    @property
+    def ratio_edp(self) -> float | None:
+        """Energy x time of the cuBLAS default over ours."""
+        if self.ratio_energy is None or self.ratio_to_ref is None:
+            return None
+        return self.ratio_energy * self.ratio_to_ref
+
+    @property
+    def objective(self) -> str:
+        """What the run that made it tuned for: the word before the colon of a policy such as `energy:screen-3fa2b1`."""
+        objective, colon, _ = self.policy.partition(":")
+        return objective if colon else FOR_TIME
+
+
+def policy_name(key: str) -> str:
+    """The name in the key of a measuring policy: `final-brief` of `energy:final-brief-56d53319ad0a`."""
+    words = key.rpartition(":")[2]
+    name, dash, _ = words.rpartition("-")
+    return name if dash else words
 
 
 @dataclass(slots=True)

@@ -7,14 +7,17 @@ import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cost_model.costs import by_problem, costs
-from ..space import BadInput, Device, Problem, Schedule, find_device, violations
-from .journal import JournalContents, Measure
+from ..space import FOR_TIME, OBJECTIVES, BadInput, Device, Problem, Schedule, find_device, violations
+from .journal import JournalContents, Measure, policy_name
+from .noise import Noise
+from .selection import Selection, select_final
 
 if TYPE_CHECKING:
     from .query import Choice
@@ -24,9 +27,6 @@ TABLE_SCHEMA = 1
 
 ALTERNATES = 3
 """Most alternates of an entry."""
-
-MARGIN = 0.005
-"""Times of a final closer than this are a tie: what its rounds tell apart where power limits the clock."""
 
 FINAL_POLICY = "final"
 """First word of the policies of final shoot-outs, in which the best candidates met in long slots."""
@@ -72,6 +72,10 @@ class Entry:
     found of a whole output, against a reference of higher precision."""
     policy: str
     """The measuring policy of `median_us` and the ratios."""
+    tied: tuple[str, ...] = ()
+    """Names of schedules that the final did not tell from the fastest: the choice among them is by rule."""
+    energy_mj: float | None = None
+    """Millijoules of a call, where they were measured."""
 
     @property
     def final(self) -> bool:
@@ -96,6 +100,8 @@ class Entry:
             "n_measured": self.n_measured,
             "numerics": dict(self.numerics),
             "policy": self.policy,
+            "tied": list(self.tied),
+            "energy_mj": self.energy_mj,
         }
 
     @classmethod
@@ -116,6 +122,8 @@ class Entry:
             n_measured=int(obj["n_measured"]),
             numerics=dict(obj["numerics"]),
             policy=str(obj["policy"]),
+            tied=tuple(str(name) for name in obj.get("tied", ())),
+            energy_mj=_ratio(obj.get("energy_mj")),
         )
 
 
@@ -132,6 +140,8 @@ class Table:
     """What `cost_model.predictor` evaluates for problems that are not in the table."""
     held_out_regret: Mapping[str, Any] | None = None
     """Regret of the predictor's choices on problems it was not trained on."""
+    objective: str = FOR_TIME
+    """What the schedules were chosen for: one of `space.OBJECTIVES`."""
     skipped: int = 0
     """Entries that could not be read."""
     by_problem: Mapping[Problem, Entry] = field(init=False, repr=False)
@@ -184,6 +194,7 @@ class Table:
             "device": self.device.to_json(),
             "generator": self.generator,
             "compiler": self.compiler,
+            "objective": self.objective,
             "policy": sorted({entry.policy for entry in self.entries}),
             "coverage": self.coverage(),
             "held_out_regret": self.held_out_regret,
@@ -208,28 +219,33 @@ def build_table(
     device: Device,
     predictor: Mapping[str, Any] | None = None,
     held_out_regret: Mapping[str, Any] | None = None,
+    objective: str = FOR_TIME,
+    noise: Noise | None = None,
 ) -> Table:
-    """The table of `device` from everything in journals that is verified and current.
+    """The table of `device` from everything in journals that is verified, current and tuned for `objective`.
 
     Current is what was measured on that device with the newest generator, and with the newest compiler among
-    those. Final shoot-outs count before screening: their slots are long, and the candidates met each other.
+    those. Final shoot-outs count before screening: their slots are long, and the candidates met each other. What they
+    do not tell apart by `noise` is a tie, which the entry declares.
 
     Raises:
         BadInput: nothing in the journals was measured on `device`.
     """
     generator, compiler = newest_tools(contents, device)
-    groups = by_problem(current_measures(contents, device))
-    entries = tuple(_entry(problem, groups[problem]) for problem in sorted(groups))
-    return Table(device, generator, compiler, entries, predictor, held_out_regret)
+    groups = by_problem(current_measures(contents, device, objective))
+    choose = partial(select_final, device=device, noise=noise or Noise(), objective=objective)
+    entries = [_entry(problem, _ranked(groups[problem], objective, choose)) for problem in sorted(groups)]
+    found = tuple(entry for entry in entries if entry is not None)
+    return Table(device, generator, compiler, found, predictor, held_out_regret, objective)
 
 
-def current_measures(contents: JournalContents, device: Device) -> list[Measure]:
+def current_measures(contents: JournalContents, device: Device, objective: str = FOR_TIME) -> list[Measure]:
     """What a table of `device` is made from, in an order that does not depend on that of the journals.
 
     Raises:
         BadInput: nothing in the journals was measured on `device`.
     """
-    found = [measure for measure in current(contents, device).measures if measure.status == "correct"]
+    found = [m for m in current(contents, device).measures if m.status == "correct" and m.objective == objective]
     return sorted(found, key=lambda m: (m.problem, m.schedule, m.policy, m.median_us or 0.0))
 
 
@@ -302,6 +318,7 @@ def load_table(path: str | Path) -> Table:
             entries=tuple(entries),
             predictor=obj.get("predictor"),
             held_out_regret=obj.get("held_out_regret"),
+            objective=_objective(obj.get("objective", FOR_TIME)),
             skipped=skipped,
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -325,41 +342,36 @@ class _Candidate:
         return Timed(self.schedule, round(time, 4), _rounded(self.middle("ratio_to_ref")))
 
 
-def _ranked(measures: Sequence[Measure]) -> list[_Candidate]:
-    """The schedules of one problem, best first: those of final shoot-outs, then those that were screened only."""
+@dataclass(frozen=True, slots=True)
+class _Ranking:
+    """The schedules of one problem, best first, and those that tie with the winner."""
+
+    candidates: Sequence[_Candidate]
+    tied: tuple[Schedule, ...]
+
+
+def _ranked(measures: Sequence[Measure], objective: str, choose: Callable[..., Selection | None]) -> _Ranking:
+    """Those of final shoot-outs, with their winner first, then those that were screened only. Measures that say nothing
+    about the objective do not count."""
     finals: dict[Schedule, list[Measure]] = defaultdict(list)
     screened: dict[Schedule, list[Measure]] = defaultdict(list)
     for measure in measures:
         (finals if is_final(measure) else screened)[measure.schedule].append(measure)
-    cost_of = costs([measure for group in screened.values() for measure in group])
+    selection = choose([measure for group in finals.values() for measure in group])
+    cost_of = costs([measure for group in screened.values() for measure in group], objective)
     rest = [_Candidate(s, screened[s]) for s in sorted(cost_of, key=lambda s: (cost_of[s], s.name)) if s not in finals]
-    return _by_time([_Candidate(s, group) for s, group in finals.items()]) + rest
+    if selection is None:
+        return _Ranking(rest, ())
+    order = sorted(selection.costs, key=lambda s: (s != selection.winner, selection.costs[s], s.name))
+    return _Ranking([*(_Candidate(s, finals[s]) for s in order), *rest], selection.tied)
 
 
-def _by_time(candidates: Sequence[_Candidate]) -> list[_Candidate]:
-    """Finalists, best first. Wins are claimed on time; who is within MARGIN of the fastest ties with it, and a tie
-    goes to the fewest cycles, which scatter less, then to the name."""
-    ratios = {c.schedule: c.middle("ratio_to_ref") or 0.0 for c in candidates}
-    tied = (1 - MARGIN) * max(ratios.values(), default=0.0)
-
-    def order(c: _Candidate) -> tuple[Any, ...]:
-        ratio = ratios[c.schedule]
-        ties = ratio >= tied
-        return (
-            not ties,
-            -(c.middle("ratio_cycles") or 0.0) if ties else -ratio,
-            c.middle("median_us"),
-            c.schedule.name,
-        )
-
-    return sorted(candidates, key=order)
-
-
-def _entry(problem: Problem, measures: Sequence[Measure]) -> Entry:
-    ranked = _ranked(measures)
-    best = ranked[0]
+def _entry(problem: Problem, ranking: _Ranking) -> Entry | None:
+    if not ranking.candidates:
+        return None
+    best = ranking.candidates[0]
     alternates: dict[Schedule, Timed] = {}
-    for candidate in ranked[1:]:
+    for candidate in ranking.candidates[1:]:
         if candidate.schedule.kernel != best.schedule.kernel and len(alternates) < ALTERNATES:
             alternates.setdefault(candidate.schedule.kernel, candidate.timed())
     timed = best.timed()
@@ -373,9 +385,11 @@ def _entry(problem: Problem, measures: Sequence[Measure]) -> Entry:
         vs_cublas=timed.vs_cublas,
         vs_cublaslt_best=_rounded(best.middle("ratio_to_best")),
         alternates=tuple(alternates.values()),
-        n_measured=len(ranked),
+        n_measured=len(ranking.candidates),
         numerics={"class": best.schedule.numerics, "rel_error": max(errors, default=None)},
         policy=max(policies, key=lambda policy: (policies[policy], policy)),
+        tied=tuple(schedule.name for schedule in ranking.tied),
+        energy_mj=_rounded(best.middle("energy_mj")),
     )
 
 
@@ -385,7 +399,7 @@ def is_final(measure: Measure) -> bool:
 
 
 def _of_final(policy: str) -> bool:
-    return policy.split("-")[0] == FINAL_POLICY
+    return policy_name(policy).split("-")[0] == FINAL_POLICY
 
 
 def _check(measure: Measure) -> Mapping[str, Any]:
@@ -432,6 +446,12 @@ def _ratio(value: Any) -> float | None:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 5)
+
+
+def _objective(value: object) -> str:
+    if value not in OBJECTIVES:
+        raise TypeError(f"objective {value!r}")
+    return str(value)
 
 
 def _compact(value: object) -> str:

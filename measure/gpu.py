@@ -23,7 +23,7 @@ from .driver import BoundLaunch, DriverError, Kernel
 from .fused import EXACT_ACTIVATIONS, finish_exact
 from .gpus import hopper
 from .lazy import torch
-from .nvml import Nvml
+from .nvml import Nvml, NvmlError
 from .operands import DEVICE, OperandSet, integer_set, needed_bytes, normal_set, set_count
 from .policy import BURST, Policy
 from .protocol import Contestant, ContextLost, NoMemory, Rejected
@@ -35,6 +35,13 @@ _HEAT_MS, _LOOK_MS = 30.0, 10.0
 """How long cuBLAS runs before its clock is looked at, and while: the power limit takes hold within 30 ms."""
 
 _KEPT_KERNELS = 256
+
+_REPEATS_US = 300_000.0
+_LEAST_REPEATS = 3
+"""Time for the launches that have to give the same output again, and how many there are at least."""
+
+_REPEATED_ELEMENTS = {"deterministic": 2**29, "atomic": 2**27}
+"""Elements of the output, its first rows, that are compared: a copy in its own dtype, or temporaries in float32."""
 
 
 @dataclass(slots=True)
@@ -50,6 +57,10 @@ class GpuContestant:
     def samples(self) -> Samples:
         """Its samples, one for each round."""
         return self.slot.samples
+
+    def energies(self) -> Sequence[float]:
+        """Millijoules of a call, one for each pass."""
+        return self.slot.energies
 
 
 class GpuBackend:
@@ -212,6 +223,8 @@ class GpuSession:
                     "companions": names,
                 }
             us = gpu.stopwatch.estimate_us(enqueue, len(self._sets))
+            if "repeats" not in checked:
+                checked = {**checked, "repeats": self._repeat(candidate, enqueue, us)}
             slot = gpu.stopwatch.slot(candidate.schedule.name, enqueue, len(self._sets), us, self._slot_ms)
             self._slots.append(slot)
         return GpuContestant(checked, plan.smem_bytes, slot, workspace)
@@ -222,6 +235,7 @@ class GpuSession:
         own = [contestant.slot for contestant in contestants if isinstance(contestant, GpuContestant)]
         for slot in references:
             slot.samples.clear()
+            slot.energies.clear()
         policy = self.policy
         self._warm_up(references)
         try:
@@ -235,10 +249,15 @@ class GpuSession:
                 alive,
                 always=len(references),
             )
+            if policy.energy_ms:
+                self._gpu.stopwatch.count_energy([*references, *own], policy, self._rng, alive)
+        except NvmlError as error:
+            raise BadInput(f"energy: {error}; valid is to measure time alone") from error
         except (RuntimeError, DriverError) as error:
             raise ContextLost(_first_line(error)) from error
         samples = {slot.name: tuple(slot.samples) for slot in references}
-        return Field(self.problem, self._gpu.device, samples, self._slot_ms)
+        energies = {slot.name: tuple(slot.energies) for slot in references}
+        return Field(self.problem, self._gpu.device, samples, self._slot_ms, energies)
 
     def verify_again(self, contestant: Contestant) -> None:
         """Poison the outputs, run the timed graph once more, compare.
@@ -336,6 +355,37 @@ class GpuSession:
             self._sets[index].poison()
             enqueue(index)
         return self._judge(range(self.policy.check_seeds), allowed, "")
+
+    def _repeat(self, candidate: Candidate, enqueue: Callable[[int], None], us: float) -> int:
+        """Run the candidate again and again on one operand set: a race that is lost once in a hundred launches shows.
+
+        Returns how often: as the policy says, within a bounded time.
+
+        Raises:
+            Rejected: an output differs from the first: in any bit, or beyond the tolerance where sums depend on the
+                order of arrival.
+        """
+        repeats = min(self.policy.check_repeats, max(_LEAST_REPEATS, int(_REPEATS_US / us)))
+        if not repeats:
+            return 0
+        operands = self._sets[0]
+        numerics = candidate.schedule.numerics
+        part = next(check.row_slices(*operands.d.shape, elements=_REPEATED_ELEMENTS[numerics]))
+        output, exact = operands.d[part], self._exact[0][part]
+        first = output.clone()
+        differing = []
+        for _ in range(repeats):
+            operands.poison()
+            enqueue(0)
+            if numerics == "deterministic":
+                differing.append((output != first).any())
+            else:
+                differing.append(~(check.errors(output.float(), exact, self._allowed)[0] <= 1))
+        count = sum(self._read(torch().stack(differing)))
+        if count:
+            self._gpu.forget()
+            raise Rejected("correctness", f"{count:.0f} of {repeats} further launches give another output")
+        return repeats
 
     def _judge(self, indices: range, allowed: check.Tolerance, when: str) -> check.Verdict:
         verdicts = []

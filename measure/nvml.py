@@ -69,6 +69,12 @@ class Nvml:
             raise NvmlError(f"NVML has no instantaneous power here: error {value.status}")
         return float(value.value & 0xFFFFFFFF) / 1000
 
+    def energy_mj(self) -> int:
+        """Energy of the board since the driver was loaded, in millijoules. The counter moves in steps."""
+        millijoules = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetTotalEnergyConsumption", self._device, ctypes.byref(millijoules))
+        return millijoules.value
+
     def power_limit_w(self) -> float:
         """The enforced limit of board power in watts."""
         milliwatts = ctypes.c_uint()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from ..space import POWER_LIMITED_MHZ
+from ..space import FOR_TIME, POWER_LIMITED_MHZ
 
 SUSTAINED = "sustained"
 BURST = "burst"
+
+ENERGY_MS = 100.0
+CLAIMED_ENERGY_MS = 300.0
+"""Length of a stretch over which power is measured: to rank, where the board's counter resolves 1 % or so, and to
+claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +48,49 @@ class Policy:
     timeout_s: float = 20.0
     """Longest wait for a sign of life while one candidate is verified."""
     seed: int = 0
+    check_repeats: int = 0
+    """Launches that have to give the same output once more, bit for bit where the schedule is deterministic. A kernel
+    that is wrong once in 100 launches passes 300 of them with a probability of 5 %."""
+    energy_ms: float = 0.0
+    """Each contestant runs alone for so long while the energy of the board is counted; 0 counts none."""
+    energy_passes: int = 1
+    """How often, in an order drawn anew."""
+    objective: str = FOR_TIME
+    """What the run tunes for, one of space.OBJECTIVES. It stands before the key of another than time, so that results
+    of runs with different aims are never taken for each other's."""
 
     @property
     def key(self) -> str:
-        """The name and a short hash of every field: `final-3fa2b1c09d7e`."""
-        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
-        return f"{self.name}-{digest[:12]}"
+        """The name and a short hash of every field that a time can depend on: `final-3fa2b1c09d7e`.
+
+        Fields added later leave the hash as it was at their defaults; `check_repeats` decides what is accepted and not
+        how it is timed.
+        """
+        fields = asdict(self)
+        del fields["check_repeats"]
+        for name, default in _LATER.items():
+            if fields[name] == default:
+                del fields[name]
+        digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+        aim = "" if self.objective == FOR_TIME else f"{self.objective}:"
+        return f"{aim}{self.name}-{digest[:12]}"
+
+    def tuning_for(self, objective: str) -> Policy:
+        """This policy in a run that tunes for `objective`: with energy, where that is of interest."""
+        return self if objective == FOR_TIME else replace(self.with_energy(), objective=objective)
+
+    def with_energy(self) -> Policy:
+        """This policy with energy counted as well."""
+        if self.claims:
+            return replace(self, energy_ms=CLAIMED_ENERGY_MS, energy_passes=3)
+        return replace(self, energy_ms=ENERGY_MS)
 
     def slot(self, effective_mhz: float) -> float:
         """Milliseconds of a slot for a problem on which cuBLAS runs at `effective_mhz`."""
         return self.limited_slot_ms if effective_mhz < POWER_LIMITED_MHZ else self.slot_ms
 
+
+_LATER = {"energy_ms": 0.0, "energy_passes": 1, "objective": FOR_TIME}
 
 SCREEN = Policy("screen")
 """To rank candidates: about 20 ms of GPU time each."""
@@ -68,6 +105,7 @@ FINAL = Policy(
     finalists=3,
     claims=True,
     max_ms=10_000.0,
+    check_repeats=300,
 )
 """To claim: 25 rounds, in 25 ms slots where power limits."""
 
@@ -83,6 +121,7 @@ BURST_FINAL = Policy(
     race_rounds=5,
     finalists=3,
     claims=True,
+    check_repeats=300,
 )
 """What a short run from rest sees: up to 15 % faster than sustained."""
 

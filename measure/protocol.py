@@ -113,6 +113,10 @@ class Contestant(Protocol):
         """Its samples, one for each round (scoring.Samples)."""
         ...
 
+    def energies(self) -> Sequence[float]:
+        """Millijoules of a call, one for each pass; empty where energy is not counted."""
+        ...
+
 
 class Session(Protocol):
     """One problem under one policy. All methods raise ContextLost when the GPU will not answer any more."""

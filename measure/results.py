@@ -51,7 +51,7 @@ class Result:
     smem: int = 0
     check: Mapping[str, Any] = field(default_factory=dict)
     """`worst`: largest error as a share of its tolerance; `norm`: relative error of the whole output; `seeds`;
-    `companions`: the odd shapes that were right to the bit."""
+    `companions`: the odd shapes that were right to the bit; `repeats`: launches that gave the same output again."""
     times_us: tuple[float, ...] = ()
     clocks_mhz: tuple[float, ...] = ()
     """The effective SM clock of each of them."""
@@ -77,6 +77,12 @@ class Result:
     power_limited: bool = False
     """Whether cuBLAS ran below space.POWER_LIMITED_MHZ on this problem: tune on cycles, claim on time."""
     slot_ms: float = 0.0
+    discarded: int = 0
+    """Samples left out because something else had changed the state of the card (conditions.py)."""
+    energy_mj: float = 0.0
+    """Millijoules of one call; 0 where the policy counts no energy."""
+    ratio_energy: float = 0.0
+    """Energy of cuBLAS's default over the candidate's: the median over passes."""
 
     @property
     def correct(self) -> bool:

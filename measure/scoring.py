@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from statistics import mean, median
 from typing import Any, Protocol
 
 from ..space import POWER_LIMITED_MHZ, Device, Problem
+from .conditions import steady
 from .results import CORRECT, Candidate, Result
 from .roofline import floor_us
 from .stats import Estimate, estimate, paired
@@ -45,6 +46,8 @@ class Field:
     device: Device
     samples: Mapping[str, Samples]
     slot_ms: float
+    energies: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Millijoules of a call of each, one for each pass; empty where energy is not counted."""
 
     @property
     def default(self) -> str:
@@ -62,12 +65,21 @@ class Field:
         return 0 < _clock(self.samples[self.default]) < POWER_LIMITED_MHZ
 
 
-def score(field: Field, candidate: Candidate, smem: int, check: Mapping[str, Any], own: Samples) -> Result:
+def score(
+    field: Field,
+    candidate: Candidate,
+    smem: int,
+    check: Mapping[str, Any],
+    samples: Samples,
+    energies: Sequence[float] = (),
+) -> Result:
     """The result of a candidate whose output was right, from its samples and those of the references.
 
-    A median below what the hardware allows makes it `implausible`: something was measured, but not this product.
+    Samples taken under changed conditions count on neither side. A median below what the hardware allows makes it
+    `implausible`: something was measured, but not this product.
     """
-    default, best = field.samples[field.default], field.samples[field.best]
+    own = steady(samples)
+    default, best = steady(field.samples[field.default]), steady(field.samples[field.best])
     ratios = {
         "ratio_to_ref": _ratio(default, own, _us),
         "ratio_to_best": _ratio(best, own, _us),
@@ -101,6 +113,9 @@ def score(field: Field, candidate: Candidate, smem: int, check: Mapping[str, Any
         throttle=reduce(or_, (sample.throttle for sample in taken)),
         power_limited=field.power_limited,
         slot_ms=field.slot_ms,
+        discarded=sum(sample is not None for sample in samples) - len(taken),
+        energy_mj=median(energies) if energies else 0.0,
+        ratio_energy=median(paired(field.energies[field.default], energies)) if energies else 0.0,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 
 from .clock import Clock
 from .driver import Graph
+from .energy import Counter, mean_power_w
 from .lazy import torch
 from .nvml import Reading
 from .policy import BURST, Policy
@@ -31,7 +33,14 @@ _BACKLOG_US = 200.0
 """GPU time that hides the host's enqueueing."""
 
 
-class Meter(Protocol):
+_ENERGY_HEAT_S = 0.06
+"""How long a contestant runs before its energy is counted: its own power state takes hold within 30 ms."""
+
+_AHEAD = 3
+"""Graphs queued ahead while energy is counted."""
+
+
+class Meter(Counter, Protocol):
     """What NVML gives."""
 
     def read(self) -> Reading:
@@ -60,6 +69,8 @@ class Slot:
     calls: int
     expected_ms: float
     samples: list[Sample | None] = field(default_factory=list)
+    energies: list[float] = field(default_factory=list)
+    """Millijoules of a call, one for each pass."""
 
     @property
     def taken(self) -> list[Sample]:
@@ -155,6 +166,41 @@ class Stopwatch:
             for slot in slots:
                 if not any(slot is other for other in order):
                     slot.samples.append(None)
+
+    def count_energy(
+        self, slots: Sequence[Slot], policy: Policy, rng: random.Random, alive: Callable[[float], None]
+    ) -> None:
+        """Let every slot run alone in every pass, and note the energy of one of its calls."""
+        for _ in range(policy.energy_passes):
+            order = list(slots)
+            rng.shuffle(order)
+            for slot in order:
+                alive(policy.timeout_s + (policy.energy_ms + slot.expected_ms) / 100)
+                slot.energies.append(self._millijoules(slot, policy.energy_ms / 1000))
+
+    def _millijoules(self, slot: Slot, least_s: float) -> float:
+        """Energy of a call: mean power while the slot runs without a pause, times the time of a call meanwhile."""
+        queued: deque[Any] = deque()
+        replays = 0
+
+        def keep_busy() -> None:
+            nonlocal replays
+            while queued and queued[0].query():
+                queued.popleft()
+            while len(queued) < _AHEAD:
+                self.replay(slot)
+                queued.append(self._event())
+                replays += 1
+            time.sleep(WATCH_S)
+
+        start = self._event()
+        warm = time.monotonic() + _ENERGY_HEAT_S
+        while time.monotonic() < warm:
+            keep_busy()
+        watts = mean_power_w(self._meter, least_s, keep_busy)
+        end = self._event()
+        self._stream.synchronize()
+        return watts * float(start.elapsed_time(end)) / (replays * slot.calls)
 
     def _run(self, batch: Sequence[Slot], spacer: Slot, policy: Policy) -> list[Sample]:
         """Enqueue a batch, each slot after its spacer, and watch the board while it runs."""

@@ -87,7 +87,14 @@ def _run_session(session: Session, request: Request, tell: Tell) -> None:
         except Rejected as error:
             _reject(job, error, tell)
         else:
-            result = score(field, job.candidate, contestant.smem, contestant.check, contestant.samples())
+            result = score(
+                field,
+                job.candidate,
+                contestant.smem,
+                contestant.check,
+                contestant.samples(),
+                contestant.energies(),
+            )
             tell(Finished(job.index, result))
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..cost_model.costs import CYCLES, MICROSECONDS, TIME, cost
 from ..heuristics.journal import Measure
-from ..heuristics.table import MARGIN
+from ..heuristics.noise import Noise
+from ..heuristics.selection import select_final
 from ..measure.policy import FINAL, Policy
-from ..space import Problem, Schedule
+from ..space import Device, Problem, Schedule
 from .runner import OnMeasure, Runner
 
 SHORT_FINAL = replace(
@@ -32,13 +31,23 @@ in single precision."""
 _LOOKING_MS = 1.0
 """The host between two slots that it watches one by one."""
 
+_COUNTING_S = 0.15
+"""Before and after a stretch in which energy is counted: warming up, waiting for the counter."""
+
+_REPEAT_S = 2e-4
+_REPEATING_S = 0.4
+"""Comparing one more output with the first; and the most that all of them take of a candidate."""
+
 
 def final_seconds(policy: Policy, limited: bool, call_us: float, contestants: int) -> float:
     """About how long a final takes of a problem on which one call takes `call_us`; `limited`: by power."""
     slot = policy.limited_slot_ms if limited else policy.slot_ms
     each = max(slot, call_us / 1e3) + max(policy.spacer_ms, call_us / 1e3) + _LOOKING_MS
-    slots = policy.race_rounds * _ALGORITHMS + policy.rounds * (1 + policy.finalists + contestants)
-    return _OPENING_S + _OPENING_CALLS * call_us / 1e6 + slots * each / 1e3
+    everybody = 1 + policy.finalists + contestants
+    slots = policy.race_rounds * _ALGORITHMS + policy.rounds * everybody
+    counting_s = policy.energy_passes * everybody * (policy.energy_ms / 1e3 + _COUNTING_S) if policy.energy_ms else 0.0
+    repeating_s = contestants * min(_REPEATING_S, policy.check_repeats * (call_us / 1e6 + _REPEAT_S))
+    return _OPENING_S + _OPENING_CALLS * call_us / 1e6 + slots * each / 1e3 + counting_s + repeating_s
 
 
 def shootout(
@@ -48,28 +57,21 @@ def shootout(
     incumbent: Schedule | None,
     on_measure: OnMeasure,
     policy: Policy = FINAL,
+    noise: Noise | None = None,
 ) -> Measure | None:
-    """The measure of the winner by time; None when no finalist was correct."""
+    """The measure of the winner by what the policy tunes for; None when no finalist was correct."""
     entrants = list(dict.fromkeys([*finalists, *([incumbent] if incumbent else [])]))
-    return decide(runner.measure(problem, entrants, policy, on_measure), incumbent)
+    return decide(runner.measure(problem, entrants, policy, on_measure), runner.device, noise, incumbent)
 
 
-def decide(measures: Sequence[Measure], incumbent: Schedule | None = None) -> Measure | None:
-    """The winner among measures of the same rounds.
-
-    Who is within MARGIN of the fastest ties with it. A tie goes to the incumbent, then to the fewest cycles (which
-    scatter less than time), then to the name: two runs that measure the same decide the same.
-    """
-    correct = [m for m in measures if m.status == "correct"]
-    stick = TIME if all(m.ratio_to_ref is not None for m in correct) else MICROSECONDS
-    timed = [(value, m) for m in correct if (value := cost(m, stick)) is not None]
-    if not timed:
+def decide(
+    measures: Sequence[Measure], device: Device, noise: Noise | None = None, incumbent: Schedule | None = None
+) -> Measure | None:
+    """The winner among measures of the same rounds: `selection.select_final`, so that a table of the same measures says
+    the same, but for the incumbent, whom a tie leaves in place."""
+    if not measures:
         return None
-    fastest = min(value for value, _ in timed)
-    tied = [m for value, m in timed if value <= fastest * (1 + MARGIN)]
-
-    def order(m: Measure) -> tuple[bool, float, str]:
-        cycles = cost(m, CYCLES)
-        return m.schedule != incumbent, math.inf if cycles is None else cycles, m.schedule.name
-
-    return min(tied, key=order)
+    selection = select_final(measures, device, noise or Noise(), measures[0].objective, incumbent)
+    if selection is None:
+        return None
+    return next(m for m in measures if m.schedule == selection.winner and m.status == "correct")

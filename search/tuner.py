@@ -12,10 +12,11 @@ from ..cost_model.analytic import estimate_us
 from ..cost_model.costs import by_problem, cost, costs, yardstick
 from ..cost_model.ranker import LEAST_ROWS, Ranker, train
 from ..heuristics.journal import Journal, JournalContents, Measure
+from ..heuristics.noise import Noise
 from ..heuristics.query import distance
 from ..heuristics.table import is_final
 from ..measure.policy import FINAL, SCREEN, Policy
-from ..space import BadInput, Problem, Schedule
+from ..space import FOR_TIME, BadInput, Device, Problem, Schedule
 from .budget import Budget, Meter, gain
 from .known import known_before
 from .proposer import Proposer
@@ -67,6 +68,10 @@ class Options:
     """Compare the best of each problem with cuBLAS at the end."""
     final_policy: Policy | None = None
     """How; by default the most careful of `shootout.FINALS` for which the time left is enough."""
+    objective: str = FOR_TIME
+    """What to tune for, one of `space.OBJECTIVES`. The models rank by time; what is measured decides."""
+    noise: Noise = field(default_factory=Noise)
+    """What the device resolves: differences below it are ties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,7 @@ class _Task:
 
     problem: Problem
     proposer: Proposer
+    options: Options
     measures: list[Measure] = field(default_factory=list)
     stick: str = ""
     """The yardstick, fixed by the first correct measures so that the proposer's costs stay comparable."""
@@ -156,18 +162,20 @@ class _Task:
 
     def final_seconds(self, policy: Policy) -> float:
         """About how long its final takes."""
-        before = RACE_S if policy == FINAL else 0.0
+        before = RACE_S if policy.name == FINAL.name else 0.0
         return before + final_seconds(policy, self.limited, self.call_us, LAST)
 
-    def decided(self) -> Measure | None:
+    def decided(self, device: Device) -> Measure | None:
         """The winner of a final that an earlier run made, when this one has nothing to add."""
         finals = [m for m in self.measures if is_final(m)]
-        return decide([m for m in finals if m.policy == finals[-1].policy]) if finals and not self.fresh else None
+        if self.fresh or not finals:
+            return None
+        return decide([m for m in finals if m.policy == finals[-1].policy], device, self.options.noise)
 
     def take(self, measures: Sequence[Measure]) -> None:
         """Learn what a batch came to."""
         if not self.stick and any(m.status == "correct" for m in measures):
-            self.stick = yardstick(measures)
+            self.stick = yardstick(measures, self.options.objective)
         self.proposer.tell({m.schedule: cost(m, self.stick) if self.stick else None for m in measures})
         for measure in measures:
             if measure.raw.get("kind") == "compile":
@@ -198,8 +206,9 @@ class _Run:
         self._ranker = ranker
         self._incumbents = incumbents
         self._options = options
+        self._screen = SCREEN.tuning_for(options.objective)
         self._progress = progress
-        history, self._known = known_before(runner, journal, history)
+        history, self._known = known_before(runner, journal, history, self._options.objective)
         self._lessons: list[Measure] = list(history.measures)
         self._learned = 0 if ranker is None else len(self._lessons)
         self._phase = "search"
@@ -213,7 +222,8 @@ class _Run:
         for index, problem in enumerate(problems):
             before = self._known.get(problem, [])
             transfers = [*self._incumbent(problem), *self._transfers(problem)]
-            task = _Task(problem, Proposer(self._runner.space(problem), self._options.seed + index, transfers))
+            proposer = Proposer(self._runner.space(problem), self._options.seed + index, transfers)
+            task = _Task(problem, proposer, self._options)
             if before:
                 task.measures += before
                 task.take(before)
@@ -236,7 +246,7 @@ class _Run:
         seconds = self._budget.seconds
         if not self._options.finals or seconds is None:
             return 1.0
-        policy = self._options.final_policy or BRIEF_FINAL
+        policy = self._options.final_policy or BRIEF_FINAL.tuning_for(self._options.objective)
         finals = sum(task.final_seconds(policy) for task in self._tasks.values())
         return max(LEAST_EXPLORING, min(EXPLORING_SHARE, 1 - CAUTION * finals / seconds))
 
@@ -297,7 +307,7 @@ class _Run:
         return self._meter.affordable(wanted, self._share_of_time, planned)
 
     def _measure(self, task: _Task, schedules: Sequence[Schedule]) -> list[Measure]:
-        return self._runner.measure(task.problem, schedules, SCREEN, partial(self._keep, task))
+        return self._runner.measure(task.problem, schedules, self._screen, partial(self._keep, task))
 
     def _keep(self, task: _Task, measure: Measure) -> None:
         if self._journal is not None:
@@ -347,32 +357,36 @@ class _Run:
         self._phase = "finals"
         tasks = [task for task in self._tasks.values() if task.proposer.best(1)]
         for task in tasks:
-            task.winner = task.decided()
+            task.winner = task.decided(self._runner.device)
         tasks = [task for task in tasks if task.winner is None]
-        policy = self._options.final_policy or self._affordable_final(tasks)
+        options = self._options
+        policy = options.final_policy or self._affordable_final(tasks)
         for task in sorted(tasks, key=lambda task: task.final_seconds(policy)):
             if not self._meter.time_left:
                 return
             keep = partial(self._keep, task)
             finalists = task.proposer.best(LAST)
-            if policy == FINAL:
-                finalists = race(self._runner, task.problem, task.proposer.best(FINALISTS), LAST, keep)
+            if policy.name == FINAL.name:
+                finalists = race(
+                    self._runner, task.problem, task.proposer.best(FINALISTS), LAST, keep, options.objective
+                )
             incumbent = self._incumbents.get(task.problem)
-            task.winner = shootout(self._runner, task.problem, finalists, incumbent, keep, policy)
+            task.winner = shootout(self._runner, task.problem, finalists, incumbent, keep, policy, options.noise)
 
     def _affordable_final(self, tasks: Sequence[_Task]) -> Policy:
         """The most careful policy for which the time left is enough: one for all, so that all compare."""
         left = math.inf if self._budget.seconds is None else self._budget.seconds - self._meter.elapsed_s
-        for policy in FINALS:
+        policies = [policy.tuning_for(self._options.objective) for policy in FINALS]
+        for policy in policies:
             if sum(task.final_seconds(policy) for task in tasks) <= left:
                 return policy
-        return FINALS[-1]
+        return policies[-1]
 
     def _summary(self, known: int, interrupted: bool) -> Summary:
         winners = {}
         failed = {}
         for task in self._tasks.values():
-            winner = task.winner or cheapest(task.measures)
+            winner = task.winner or cheapest(task.measures, self._options.objective)
             if winner is not None:
                 winners[task.problem] = winner
             elif task.measures:
@@ -383,10 +397,10 @@ class _Run:
         return Summary(winners, failed, self._measured, known, self._meter.elapsed_s, interrupted)
 
 
-def cheapest(measures: Iterable[Measure]) -> Measure | None:
+def cheapest(measures: Iterable[Measure], objective: str = FOR_TIME) -> Measure | None:
     """The last measure of the schedule that costs least; None when none is correct."""
     measures = list(measures)
-    cost_of = costs(measures)
+    cost_of = costs(measures, objective)
     if not cost_of:
         return None
     best = min(cost_of, key=lambda s: (cost_of[s], s))

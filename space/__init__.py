@@ -1,5 +1,6 @@
 """The space: problems, schedules, devices, and the rules that join them. Standard library only."""
 
+from .bottleneck import BOTTLENECKS, LATENCY, MEMORY, POWER, bottleneck
 from .device import DEVICES, H100, H200, POWER_LIMITED_MHZ, Device, find_device
 from .enumeration import (
     ALL_VALUES,
@@ -13,6 +14,7 @@ from .enumeration import (
 )
 from .epilogue import ACTIVATIONS, Epilogue
 from .errors import BadInput
+from .objective import FOR_EDP, FOR_ENERGY, FOR_TIME, OBJECTIVES
 from .pitches import Pitch, Pitches
 from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Problem, read_suite
 from .resources import SharedMemory, shared_memory, store_pieces
@@ -23,18 +25,26 @@ from .tiles import TileGrid, ceil_div, kernel_extents, tile_grid, tile_position
 __all__ = [
     "ACTIVATIONS",
     "ALL_VALUES",
+    "BOTTLENECKS",
     "COOPERATIVE",
     "DEVICES",
     "DIMENSIONS",
     "DTYPE_BYTES",
+    "FOR_EDP",
+    "FOR_ENERGY",
+    "FOR_TIME",
     "GEMV",
     "H100",
     "H200",
     "KERNEL_DIMENSIONS",
+    "LATENCY",
     "LAUNCH_FIELDS",
     "LAYOUTS",
+    "MEMORY",
+    "OBJECTIVES",
     "OUT_DTYPE_BYTES",
     "PINGPONG",
+    "POWER",
     "POWER_LIMITED_MHZ",
     "BadInput",
     "Device",
@@ -46,6 +56,7 @@ __all__ = [
     "Schedule",
     "SharedMemory",
     "TileGrid",
+    "bottleneck",
     "ceil_div",
     "domain",
     "enumerate_schedules",

@@ -36,6 +36,9 @@ class FakeContestant:
     def samples(self) -> list[FakeSample]:
         return self.taken
 
+    def energies(self) -> list[float]:
+        return []
+
 
 class FakeGpu:
     """The backend."""

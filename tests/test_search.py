@@ -311,10 +311,10 @@ def test_ties_are_decided_the_same_way() -> None:
         return measure_from_json({**measure(problem, s, us).raw, "ratio_cycles": cycles})
 
     close = [timed(a, 10.0, 1.00), timed(b, 10.02, 1.01), timed(c, 11.0, 1.5)]
-    assert decide(close) == decide(close[::-1]) == close[1]
-    assert decide(close, incumbent=a) == close[0]
-    assert decide(close, incumbent=c) == close[1]
-    assert decide([measure(problem, a, 1.0, status="runtime")]) is None
+    assert decide(close, H200) == decide(close[::-1], H200) == close[1]
+    assert decide(close, H200, incumbent=a) == close[0]
+    assert decide(close, H200, incumbent=c) == close[1]
+    assert decide([measure(problem, a, 1.0, status="runtime")], H200) is None
 
 
 def test_survey_covers_and_resumes(tmp_path: Path) -> None:

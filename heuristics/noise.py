@@ -1,0 +1,132 @@
+"""What measuring resolves: how far two results of one and the same schedule lie apart."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..space import BOTTLENECKS, FOR_EDP, FOR_ENERGY, FOR_TIME, BadInput
+from .journal import policy_name
+
+NOISE_VERSION = 1
+
+QUANTITIES = {"time": "ratio_to_ref", "cycles": "ratio_cycles", "energy": "ratio_energy"}
+"""What is compared, and the paired ratio of a result that shows it."""
+
+UNMEASURED = {"time": 0.005, "cycles": 0.002, "energy": 0.01}
+"""Margins of a policy whose noise was not measured: what its rounds tell apart where power limits the clock."""
+
+SIGMAS = 3.0
+"""Differences of so many standard deviations are resolved: equal schedules exceed them once in several hundred."""
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Relative differences below which two schedules are not told apart: of what is tuned for, and of cycles."""
+
+    cost: float
+    cycles: float
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The smallest relative differences that a card resolves."""
+
+    resolvable: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """By name of the policy, bottleneck of the problem, and quantity."""
+
+    def margin(self, policy: str, bottleneck: str, quantity: str) -> float:
+        """The smallest difference of a quantity that the policy of this key resolves."""
+        measured = self.resolvable.get(policy_name(policy), {})
+        return measured.get(bottleneck, {}).get(quantity, UNMEASURED[quantity])
+
+    def margins(self, policies: Iterable[str], bottleneck: str, objective: str = FOR_TIME) -> Margins:
+        """The margins for a choice among results of these policies: the widest counts."""
+
+        policies = set(policies)
+        time, cycles, energy = (
+            max(self.margin(policy, bottleneck, quantity) for policy in policies) for quantity in QUANTITIES
+        )
+        return Margins({FOR_TIME: time, FOR_ENERGY: energy, FOR_EDP: time + energy}[objective], cycles)
+
+
+def read_noise(path: str | Path) -> Noise:
+    """The noise in a file that `tileseek noise` wrote.
+
+    Raises:
+        BadInput: the file cannot be read, or is no such document.
+    """
+    try:
+        obj = json.loads(Path(path).read_bytes())
+        if obj["v"] != NOISE_VERSION:
+            raise ValueError(f"version {obj['v']!r}, valid is {NOISE_VERSION}")
+        return Noise(
+            {
+                policy: {
+                    bottleneck: {quantity: _share(value) for quantity, value in quantities.items()}
+                    for bottleneck, quantities in kinds.items()
+                }
+                for policy, kinds in obj["resolvable"].items()
+            }
+        )
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadInput(f"{path} is no document of `tileseek noise`: {error}") from error
+
+
+def scatter(calls: Sequence[Sequence[float]]) -> dict[str, float | int]:
+    """How the ratios of equal schedules differ: `calls` has one list for each call, with one ratio for each copy.
+
+    `within` compares copies of one call, which ran in the same rounds; `between` results of different calls. Both are
+    the root mean square of relative differences; `largest` is the largest of the first kind, of `pairs`.
+    """
+    within = [math.log(a / b) for call in calls for a, b in itertools.combinations(call, 2)]
+    between = [
+        math.log(a / b) for one, other in itertools.combinations(calls, 2) for a, b in itertools.product(one, other)
+    ]
+    return {
+        "within": _rms(within),
+        "between": _rms(between),
+        "largest": max(map(abs, within), default=0.0),
+        "pairs": len(within),
+    }
+
+
+def resolvable(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """The `resolvable` object of a document, from its rows: of all problems of a kind the noisiest counts."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        margins = found.setdefault(row["policy_name"], {}).setdefault(row["bottleneck"], {})
+        for quantity, spread in row["scatter"].items():
+            margins[quantity] = max(margins.get(quantity, 0.0), round(SIGMAS * spread["within"], 5))
+    return found
+
+
+def noise_table(document: Mapping[str, Any]) -> str:
+    """The `resolvable` object of a document in Markdown, in percent."""
+    lines = [
+        "| policy | " + " | ".join(f"{kind}: {quantity}" for kind in BOTTLENECKS for quantity in QUANTITIES) + " |",
+        "|---" * (1 + len(BOTTLENECKS) * len(QUANTITIES)) + "|",
+    ]
+    for policy, kinds in sorted(document["resolvable"].items()):
+        values = [kinds.get(kind, {}).get(quantity) for kind in BOTTLENECKS for quantity in QUANTITIES]
+        cells = ["-" if value is None else f"{100 * value:.2f} %" for value in values]
+        lines.append(f"| {policy} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _rms(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value * value for value in values) / len(values)) if values else 0.0
+
+
+def _share(value: Any) -> float:
+    share = float(value)
+    if not 0 <= share < 1:
+        raise ValueError(f"{value!r} is not a share")
+    return share

@@ -1,0 +1,83 @@
+"""Who wins: the one rule by which shoot-outs and tables choose, and what they declare a tie."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, power_limited, yardstick
+from ..space import FOR_TIME, Device, Schedule, bottleneck
+from .journal import Measure
+from .noise import Margins, Noise
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One that may win, with its cost and its cycles against a common reference: smaller is better."""
+
+    schedule: Schedule
+    cost: float
+    cycles: float
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The winner; those that the measurement does not tell from the cheapest, by name; and everybody's cost."""
+
+    winner: Schedule
+    tied: tuple[Schedule, ...]
+    costs: Mapping[Schedule, float]
+
+
+def select(contenders: Sequence[Contender], margins: Margins, incumbent: Schedule | None = None) -> Selection:
+    """The winner of one or more contenders.
+
+    Who is within the margin of the cheapest ties with it. A tie goes to the incumbent, then to the fewest cycles, which
+    scatter less than times, then to the name. Cycles have a margin too, lest equal schedules take turns by chance.
+    """
+    cheapest = min(contender.cost for contender in contenders)
+    tied = sorted((c for c in contenders if c.cost <= cheapest * (1 + margins.cost)), key=lambda c: c.schedule.name)
+    fewest = min(contender.cycles for contender in tied)
+    frugal = [contender.schedule for contender in tied if contender.cycles <= fewest * (1 + margins.cycles)]
+    names = [contender.schedule for contender in tied]
+    winner = incumbent if incumbent is not None and incumbent in names else frugal[0]
+    return Selection(winner, tuple(s for s in names if s != winner), {c.schedule: c.cost for c in contenders})
+
+
+def select_final(
+    measures: Sequence[Measure],
+    device: Device,
+    noise: Noise,
+    objective: str = FOR_TIME,
+    incumbent: Schedule | None = None,
+) -> Selection | None:
+    """The winner among the measures of final shoot-outs on one problem; None when none is correct.
+
+    Wins are claimed on time, also where screening goes by cycles. The margins are those of the policies and of the kind
+    of problem. A schedule that was measured several times counts by its medians.
+    """
+    correct = [measure for measure in measures if measure.status == "correct"]
+    stick = yardstick(correct, objective)
+    if objective == FOR_TIME:
+        stick = TIME if all(measure.ratio_to_ref is not None for measure in correct) else MICROSECONDS
+    groups: dict[Schedule, list[Measure]] = defaultdict(list)
+    for measure in correct:
+        if cost(measure, stick) is not None:
+            groups[measure.schedule].append(measure)
+    if not groups:
+        return None
+    contenders = [
+        Contender(schedule, _median(group, stick), _median(group, CYCLES)) for schedule, group in groups.items()
+    ]
+    us = min(measure.median_us or math.inf for measure in correct)
+    limited = sum(map(power_limited, correct)) * 2 > len(correct)
+    kind = bottleneck(correct[0].problem, device, us, limited)
+    return select(contenders, noise.margins({m.policy for m in correct}, kind, objective), incumbent)
+
+
+def _median(measures: Sequence[Measure], stick: str) -> float:
+    values = [value for measure in measures if (value := cost(measure, stick)) is not None]
+    return statistics.median(values) if values else math.inf
