@@ -59,17 +59,22 @@ class Journal:
         """Write one object; `v` is added. Numbers that JSON does not have (nan, inf) become null.
 
         Raises:
-            OSError: the write failed, for example because the disk is full.
+            OSError: the write failed, for example because the disk is full; it names the file. What was written of the
+                line is skipped by readers, and does not spoil the next.
         """
         data = f"{_dumps({'v': JOURNAL_VERSION, **line})}\n".encode()
         if self._cut_off:
             data = b"\n" + data
         self._cut_off = True
-        while data:
-            data = data[os.write(self._file, data) :]
-        self._cut_off = False
-        if self._sync:
-            os.fsync(self._file)
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            self._cut_off = False
+            if self._sync:
+                os.fsync(self._file)
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def close(self) -> None:
         """Close the file; the journal takes no more lines."""

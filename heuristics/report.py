@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..space import NamedProblem, Problem
 from .journal import JournalContents
-from .table import Entry, Table
+from .table import Entry, Table, stale
 
 _COUNTED = ("problems", "m", "n", "k")
 
@@ -18,7 +18,7 @@ def report(contents: JournalContents, table: Table, suite: Sequence[NamedProblem
     names = {named.problem: named.name for named in suite}
     parts = [
         f"# Matmul schedules for {table.device.name}",
-        f"Generator {table.generator}, compiler {table.compiler}."
+        f"Generator {table.generator}, compiler {table.compiler}, tuned for {table.objective}."
         " Ratios are the other's time over ours, paired: above 1 tileseek is faster.",
         "## Against cuBLAS",
         _winners(table.entries, names),
@@ -97,8 +97,18 @@ def _counts(contents: JournalContents, table: Table) -> str:
     lines = [f"- {status}: {count}" for status, count in sorted(statuses.items())]
     lines.append(f"- distinct (problem, schedule) pairs measured: {pairs}")
     lines.append(f"- pairs behind this table: {sum(entry.n_measured for entry in table.entries)}")
+    for (generator, compiler), count in sorted(stale(contents, table.device, (table.generator, table.compiler)).items()):
+        lines.append(f"- stale, left out: {count} measured with generator {generator}, compiler {compiler}")
+    tied = sum(bool(entry.tied) for entry in table.entries)
+    lines.append(f"- problems whose winner ties with others: {tied}")
+    discarded = sum(_count(measure.raw.get("discarded")) for measure in contents.measures)
+    lines.append(f"- samples discarded because the state of the card had changed: {discarded}")
     lines.append(f"- journal lines skipped as unreadable: {contents.skipped}")
     return "\n".join(lines)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -269,6 +269,19 @@ def current(contents: JournalContents, device: Device) -> JournalContents:
     )
 
 
+def stale(contents: JournalContents, device: Device, tools: tuple[str, str]) -> Counter[tuple[str, str]]:
+    """How many measures of `device` were made with other tools than `tools`, a generator and a compiler: by their own.
+    A table leaves them out, for the same schedule may now be another kernel."""
+    made_with = {
+        key: (str(env["generator"]), str(env["compiler"]))
+        for key, env in contents.envs.items()
+        if _of_device(env, device)
+    }
+    found = Counter(made_with[measure.env] for measure in contents.measures if measure.env in made_with)
+    del found[tools]
+    return found
+
+
 def newest_tools(contents: JournalContents, device: Device) -> tuple[str, str]:
     """The newest generator that `device` was measured with, and the newest compiler among those.
 

@@ -370,7 +370,7 @@ class GpuSession:
             return 0
         operands = self._sets[0]
         numerics = candidate.schedule.numerics
-        part = next(check.row_slices(*operands.d.shape, elements=_REPEATED_ELEMENTS[numerics]))
+        part = next(check.row_slices(self.problem.m, self.problem.n, _REPEATED_ELEMENTS[numerics]))
         output, exact = operands.d[part], self._exact[0][part]
         first = output.clone()
         differing = []

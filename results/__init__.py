@@ -32,6 +32,12 @@ def journal_path(device: Device) -> Path:
     return _file(device, "journal.jsonl.gz")
 
 
+def noise_path(device: Device) -> Path | None:
+    """The measured noise of a device class; None where it was not measured."""
+    path = _folder(device) / "noise.json"
+    return path if path.is_file() else None
+
+
 def _file(device: Device, name: str) -> Path:
     path = _folder(device) / name
     if not path.is_file():

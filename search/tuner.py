@@ -170,7 +170,10 @@ class _Task:
         finals = [m for m in self.measures if is_final(m)]
         if self.fresh or not finals:
             return None
-        return decide([m for m in finals if m.policy == finals[-1].policy], device, self.options.noise)
+        last = [m for m in finals if m.policy == finals[-1].policy]
+        # One that was cut short lacks some of its finalists, perhaps the best.
+        whole = len({m.schedule for m in last}) >= len(self.proposer.best(LAST))
+        return decide(last, device, self.options.noise) if whole else None
 
     def take(self, measures: Sequence[Measure]) -> None:
         """Learn what a batch came to."""

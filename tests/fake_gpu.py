@@ -83,6 +83,8 @@ class FakeSession:
             alive(self.policy.timeout_s)
             for contestant in contestants:
                 us = {"lie": 1e-6, "fast": REFERENCE_US / 2}.get(contestant.entry, REFERENCE_US)
+                if contestant.entry.startswith("us "):
+                    us = float(contestant.entry.split()[1])
                 contestant.taken.append(FakeSample(us))
         reference = [FakeSample(REFERENCE_US)] * self.policy.rounds
         return Field(self.problem, H200, {"cublas": reference, "cublaslt0": reference}, self.policy.slot_ms)
@@ -93,3 +95,20 @@ class FakeSession:
 
     def close(self) -> None:
         pass
+
+
+class SteadyGpu(FakeGpu):
+    """The same in every process, so that a run can go on where another stopped; a verification takes a while."""
+
+    def environment(self) -> dict[str, Any]:
+        return {"gpu": "NVIDIA H200", "generator": "1", "compiler": "none"}
+
+    def open(self, problem: Problem, policy: Policy) -> FakeSession:
+        time.sleep(0.01)
+        return SlowSession(problem, policy)
+
+
+class SlowSession(FakeSession):
+    def verify(self, candidate: Candidate, check: Mapping[str, Any] | None) -> FakeContestant:
+        time.sleep(0.003)
+        return super().verify(candidate, check)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import math
@@ -197,3 +198,57 @@ def test_killing_a_writer_costs_at_most_its_last_line(tmp_path: Path) -> None:
         names = [name for name in contents.envs if name != "after"]
         assert names == [f"a-{i}" for i in range(len(names))]
         assert "after" in contents.envs
+
+
+def test_a_full_disk_costs_the_line_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever part of a line fits on the disk: what was written before stays, and when there is space again it goes
+    on."""
+    path = tmp_path / "journal.jsonl"
+    room = [0]
+    write = os.write
+
+    def writes_what_fits(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(descriptor, data[: room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "write", writes_what_fits)
+    line = measure_line(median_us=2.0)
+    for fits in (0, 1, 100, len(json.dumps({"v": 1, **line}, separators=(",", ":")))):
+        path.unlink(missing_ok=True)
+        with Journal(path) as journal:
+            room[0] = 10**6
+            journal.append(measure_line(median_us=1.0))
+            room[0] = fits
+            with pytest.raises(OSError, match="No space left") as caught:
+                journal.append(line)
+            assert caught.value.filename == str(path)
+            room[0] = 10**6
+            journal.append(measure_line(median_us=3.0))
+        contents = read_journal(path)
+        # A line that lacks its newline only is whole.
+        kept = [1.0, 2.0, 3.0] if fits > 100 else [1.0, 3.0]
+        assert [measure.median_us for measure in contents.measures] == kept
+        assert contents.skipped == int(0 < fits <= 100)
+
+
+def test_the_kernel_says_that_the_disk_is_full(tmp_path: Path) -> None:
+    full = tmp_path / "journal.jsonl"
+    full.symlink_to("/dev/full")
+    with Journal(full) as journal, pytest.raises(OSError, match="No space left"):
+        journal.append(measure_line())
+
+
+@pytest.mark.timeout(300)
+def test_a_tuner_killed_at_random_moments_loses_nothing() -> None:
+    """Two dozen kills here; `python tests/kill_campaign.py 200` for more."""
+    pytest.importorskip("optuna")
+    script = Path(__file__).with_name("kill_campaign.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *filter(None, sys.path)])}
+    done = subprocess.run(
+        [sys.executable, str(script), "24"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "'kills': 24" in done.stdout

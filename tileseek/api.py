@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from .heuristics.noise import Noise, read_noise
 from .heuristics.query import Choice
 from .heuristics.query import best_schedule as query
 from .heuristics.table import Table
 from .heuristics.table import load_table as read_table
 from .measure.gpus import HOPPER, gpus
-from .results import has_table, table_path
+from .results import has_table, noise_path, table_path
 from .space import H200, Device, Problem, find_device
 
 
@@ -39,6 +40,12 @@ def load_table(path: str | Path | None = None, device: Device | str | None = Non
     if path is not None:
         return read_table(path)
     return _bundled(find_device(device) if isinstance(device, str) else device or local_device())
+
+
+def load_noise(device: Device) -> Noise:
+    """What measuring on `device` resolves: as measured, where that comes with tileseek."""
+    path = noise_path(device)
+    return Noise() if path is None else read_noise(path)
 
 
 @functools.cache

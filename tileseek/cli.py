@@ -11,7 +11,7 @@ import warnings
 import typer
 
 from . import __version__
-from .commands import bench, codegen, dataset, doctor, export, query, report, roadmap, speed, tune
+from .commands import bench, codegen, dataset, doctor, export, noise, query, report, roadmap, speed, tune
 from .space import BadInput
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("query", context_settings=_NUMBERS)(query.command)
 app.command("codegen", context_settings=_NUMBERS)(codegen.command)
 app.command("bench", context_settings=_NUMBERS)(bench.command)
 app.command("dataset", context_settings=_NUMBERS)(dataset.command)
+app.command("noise", context_settings=_NUMBERS)(noise.command)
 app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("doctor")(doctor.command)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from .api import load_noise
 from .heuristics.journal import JournalContents
 from .heuristics.table import Table, build_table, current_measures
-from .space import BadInput, Device
+from .space import FOR_TIME, BadInput, Device
 
 
-def make_table(contents: JournalContents, device: Device) -> Table:
-    """The table of `device`. The predictor is left out where too little was measured to train one.
+def make_table(contents: JournalContents, device: Device, objective: str = FOR_TIME) -> Table:
+    """The table of `device`, tuned for `objective`, with the noise that was measured on it.
+
+    The predictor is left out where too little was measured to train one, and for another objective than time, which it
+    does not predict.
 
     Raises:
         BadInput: nothing in the journals was measured on `device`, or scikit-learn is not installed.
@@ -21,7 +25,7 @@ def make_table(contents: JournalContents, device: Device) -> Table:
     except ImportError as error:
         raise BadInput(f"making a table needs {error.name}: valid is an installation of tileseek[search]") from error
 
-    measures = current_measures(contents, device)
+    measures = current_measures(contents, device) if objective == FOR_TIME else []
     predictor: dict[str, Any] | None = None
     regret: dict[str, Any] | None = None
     try:
@@ -35,4 +39,4 @@ def make_table(contents: JournalContents, device: Device) -> Table:
     except BadInput:
         # Too few measures: queries then go by the nearest entry.
         pass
-    return build_table(contents, device, predictor, regret)
+    return build_table(contents, device, predictor, regret, objective, load_noise(device))

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +30,9 @@ from .inputs import (
 )
 from .output import check_writable, dumps_json, notes, print_table, progress, write_text
 
+if TYPE_CHECKING:
+    from ..measure.policy import Policy
+
 Case = tuple[NamedProblem, Schedule]
 
 
@@ -45,6 +48,7 @@ def command(
     ] = None,
     policy: Annotated[str, typer.Option(help="How to measure: final (sustained, default), burst or screen.")] = "final",
     gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
+    energy: Annotated[bool, typer.Option("--energy", help="Also measure the energy of a call (takes longer).")] = False,
     table: TablePath = None,
     out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
     as_json: AsJson = False,
@@ -67,7 +71,8 @@ def command(
         cases = [(named[0], check_schedule(schedule, problem, device))]
     else:
         cases = _best_known(named, table, device)
-    document, stopped = _measure(cases, policy, gpu)
+    rules = POLICIES[policy].with_energy() if energy else POLICIES[policy]
+    document, stopped = _measure(cases, rules, gpu)
     if out is not None:
         write_text(out, dumps_json(document))
     if as_json:
@@ -101,14 +106,12 @@ def _best_known(named: Sequence[NamedProblem], table: Path | None, device: Devic
     return [(each, choice.schedule) for each, choice in zip(runnable, choices, strict=True)]
 
 
-def _measure(cases: Sequence[Case], policy_name: str, gpu: int) -> tuple[dict[str, Any], str | None]:
+def _measure(cases: Sequence[Case], policy: Policy, gpu: int) -> tuple[dict[str, Any], str | None]:
     """The document, and what stopped it early: None for nothing, no words for Ctrl-C."""
     from ..codegen.compiler import CompilePool
     from ..measure.bench import bench, document
-    from ..measure.policy import POLICIES
     from ..measure.supervisor import MeasureError, Measurer
 
-    policy = POLICIES[policy_name]
     rows: list[dict[str, Any]] = []
     stopped = None
     with Measurer(gpu) as measurer:
@@ -143,7 +146,19 @@ def _print(document: dict[str, Any]) -> None:
         return "-" if value is None else f"{value:.{digits}f}"
 
     print_table(
-        ["problem", "us", "cuBLAS us", "best Lt us", "vs cuBLAS", "vs best Lt", "in cycles", "MHz", "W", "schedule"],
+        [
+            "problem",
+            "us",
+            "cuBLAS us",
+            "best Lt us",
+            "vs cuBLAS",
+            "vs best Lt",
+            "in cycles",
+            "MHz",
+            "W",
+            "mJ",
+            "schedule",
+        ],
         [
             [
                 row["name"],
@@ -155,6 +170,7 @@ def _print(document: dict[str, Any]) -> None:
                 number(row["ratio_cycles_cublaslt_best"], 3),
                 number(row["effective_mhz"], 0),
                 number(row["power_w"], 0),
+                number(row["energy_mj"], 1),
                 row["schedule_name"],
             ]
             for row in document["rows"]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..problems import suite, suite_names
-from ..space import BadInput, Device, NamedProblem, Problem, Schedule, read_suite, violations
+from ..space import OBJECTIVES, BadInput, Device, NamedProblem, Problem, Schedule, read_suite, violations
 
 ProblemWords = Annotated[
     list[str],
@@ -22,6 +22,7 @@ Epilogue = Annotated[str | None, typer.Option(help="What is fused after the prod
 Overlap = Annotated[
     str | None, typer.Option(help="What may overlap the kernel ahead: none (default), launch or weights.")
 ]
+Objective = Annotated[str, typer.Option(help="What to tune for: time (default), energy, or edp, their product.")]
 TablePath = Annotated[Path | None, typer.Option("--table", help="Table to use instead of the bundled one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
@@ -56,6 +57,17 @@ def _is_file(word: str) -> bool:
         return Path(word).is_file()
     except (OSError, ValueError):  # too long, or with a zero byte: no name of a file
         return False
+
+
+def check_objective(word: str) -> str:
+    """The objective of that name.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if word not in OBJECTIVES:
+        raise BadInput(f"objective is {word!r}: valid are {', '.join(OBJECTIVES)}")
+    return word
 
 
 def require(extra: str, *modules: str) -> None:

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from ..api import load_noise
 from ..heuristics.journal import read_journal
 from ..heuristics.report import report
 from ..heuristics.table import build_table
 from ..problems import suite, suite_names
 from ..results import journal_path
-from ..space import H200, BadInput, NamedProblem, Problem, find_device
+from ..space import FOR_TIME, H200, BadInput, NamedProblem, Problem, find_device
+from .inputs import Objective, check_objective
 from .output import write_text
 
 
@@ -22,13 +24,15 @@ def command(
         typer.Argument(metavar="[JOURNAL | RUN]...", help="Journals or run folders (default: bundled)."),
     ] = None,
     device: Annotated[str, typer.Option(help="Device class to report on.")] = H200.name,
+    objective: Objective = FOR_TIME,
     out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
 ) -> None:
     """Print a report in Markdown: winners against cuBLAS, coverage, counts of everything measured."""
     where = find_device(device)
     files = [file for path in journals for file in _journals(path)] if journals else [journal_path(where)]
     contents = read_journal(files)
-    write_text(out, report(contents, build_table(contents, where), known_problems()))
+    table = build_table(contents, where, objective=check_objective(objective), noise=load_noise(where))
+    write_text(out, report(contents, table, known_problems()))
 
 
 def known_problems() -> list[NamedProblem]:

@@ -8,24 +8,37 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..api import load_table
+from ..api import load_noise, load_table
 from ..heuristics.journal import Journal, JournalContents, read_journal
 from ..heuristics.report import report
 from ..heuristics.table import current, newest_tools
 from ..measure.gpus import HOPPER, gpus, hopper
 from ..results import has_table, journal_path
-from ..space import DEVICES, H200, BadInput, Device, NamedProblem, Problem, Schedule, unsupported
+from ..space import DEVICES, FOR_TIME, H200, BadInput, Device, NamedProblem, Problem, Schedule, unsupported
 from ..tables import make_table
-from .inputs import Dtype, Epilogue, Layout, Overlap, ProblemWords, number, read_problems, require, whole_number
+from .inputs import (
+    Dtype,
+    Epilogue,
+    Layout,
+    Objective,
+    Overlap,
+    ProblemWords,
+    check_objective,
+    number,
+    read_problems,
+    require,
+    whole_number,
+)
 from .output import notes, progress, write_text
 
 if TYPE_CHECKING:
+    from ..search.budget import Budget
     from ..search.runner import Runner
-    from ..search.tuner import Summary
+    from ..search.tuner import Options, Summary
 
 JOURNAL = "journal.jsonl"
 
@@ -52,6 +65,7 @@ def command(
         int | None, typer.Option(parser=whole_number, help="Number of the GPU (default: 0, else replay).")
     ] = None,
     replay: Annotated[Path | None, typer.Option(help="Journal to replay instead of measuring.")] = None,
+    objective: Objective = FOR_TIME,
 ) -> None:
     """Search the best schedule of each problem; write the journal, a table and a report into the run folder.
 
@@ -59,15 +73,18 @@ def command(
     bundled journal of an H200 is replayed.
     """
     named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
+    check_objective(objective)
     require("search", "optuna", "sklearn", "numpy")
     from ..search.budget import Budget
+    from ..search.tuner import Options
 
     given = None if measurements is None and seconds is None else Budget(measurements, seconds)
     folder = out or Path("runs") / (Path(problems[0]).stem if len(problems) == 1 else named[0].name)
-    with _world(named, gpu, replay, folder / JOURNAL) as world, Journal(folder / JOURNAL) as journal:
+    with _world(named, gpu, replay, folder / JOURNAL, objective) as world, Journal(folder / JOURNAL) as journal:
         budget = given or Budget(MEASUREMENTS * len(world.named))
-        summary, failure = _search(world, budget, journal, seed)
-    _write(folder, world)
+        options = Options(seed=seed, objective=objective, noise=load_noise(world.runner.device))
+        summary, failure = _search(world, budget, journal, options)
+    _write(folder, world, objective)
     _tell(world, summary, folder)
     if failure is not None:
         notes.print(f"stopped: {failure}")
@@ -87,7 +104,9 @@ class World:
 
 
 @contextlib.contextmanager
-def _world(named: Sequence[NamedProblem], gpu: int | None, replay: Path | None, journal: Path) -> Iterator[World]:
+def _world(
+    named: Sequence[NamedProblem], gpu: int | None, replay: Path | None, journal: Path, objective: str
+) -> Iterator[World]:
     if replay is None and gpu is None and not any(found.cc == HOPPER for found in gpus()[:1]):
         seen = ", ".join(found.name for found in gpus()) or "no GPU"
         replay = journal_path(H200)
@@ -95,13 +114,13 @@ def _world(named: Sequence[NamedProblem], gpu: int | None, replay: Path | None, 
     if replay is not None:
         if gpu is not None:
             raise BadInput(f"--gpu {gpu} and --replay are both given: valid is one of them")
-        yield _replayed(named, replay, journal)
+        yield _replayed(named, replay, journal, objective)
         return
     with live(named, gpu or 0, journal) as world:
         yield world
 
 
-def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path) -> World:
+def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path, objective: str) -> World:
     from ..search.runner import ReplayRunner
 
     everything = read_journal(path)
@@ -109,6 +128,9 @@ def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path) -> World
         notes.print(f"{path}: {everything.skipped} lines skipped as unreadable")
     device = _device(everything)
     recorded = current(everything, device)
+    recorded.measures = [measure for measure in recorded.measures if measure.objective == objective]
+    if not recorded.measures:
+        raise BadInput(f"{path} holds no measurement made for the objective {objective}: valid is another journal")
     measured = {measure.problem for measure in recorded.measures}
     kept = _keep(named, lambda problem: "" if problem in measured else "it is not in the journal")
     notes.print(f"{len(recorded.measures)} measurements of {len(measured)} problems on {device.name}")
@@ -174,12 +196,14 @@ def _keep(named: Sequence[NamedProblem], obstacle: Callable[[Problem], str]) -> 
     return kept
 
 
-def _search(world: World, budget: Any, journal: Journal, seed: int) -> tuple[Summary | None, Exception | None]:
+def _search(
+    world: World, budget: Budget, journal: Journal, options: Options
+) -> tuple[Summary | None, Exception | None]:
     """The summary, or the failure that ended the run: what was measured until then is in the journal."""
     from ..measure.supervisor import MeasureError
-    from ..search.tuner import Options, Progress, tune
+    from ..search.tuner import Progress, tune
 
-    total = budget.measurements or budget.seconds
+    total = budget.measurements or budget.seconds or 0
     with progress("search", total) as bar:
 
         def show(at: Progress) -> None:
@@ -193,7 +217,7 @@ def _search(world: World, budget: Any, journal: Journal, seed: int) -> tuple[Sum
                 journal=journal,
                 history=world.history,
                 incumbents=world.incumbents,
-                options=Options(seed=seed),
+                options=options,
                 progress=show,
             )
         except MeasureError as error:
@@ -201,11 +225,11 @@ def _search(world: World, budget: Any, journal: Journal, seed: int) -> tuple[Sum
     return summary, None
 
 
-def _write(folder: Path, world: World) -> None:
+def _write(folder: Path, world: World, objective: str) -> None:
     contents = read_journal(folder / JOURNAL)
     if not any(measure.status == "correct" for measure in contents.measures):
         return
-    table = make_table(contents, world.runner.device)
+    table = make_table(contents, world.runner.device, objective)
     write_text(folder / "table.json", table.dumps())
     write_text(folder / "report.md", report(contents, table, world.named))
 

@@ -1,0 +1,125 @@
+"""Measuring the measuring: equal schedules against each other, and whole selections over again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from ..heuristics.noise import QUANTITIES, Noise, scatter
+from ..heuristics.selection import Selection, select_final
+from ..measure.policy import FINAL, Policy
+from ..measure.results import Candidate, Result
+from ..measure.supervisor import MeasureError, Measurer
+from ..space import Device, NamedProblem, Problem, Schedule, bottleneck, violations
+from .race import race
+from .runner import Runner
+from .tuner import LAST
+
+OnCall = Callable[[], None]
+
+
+def noise_row(
+    measurer: Measurer,
+    named: NamedProblem,
+    candidate: Candidate,
+    policy: Policy,
+    copies: int,
+    calls: int,
+    on_call: OnCall = lambda: None,
+) -> dict[str, Any]:
+    """How results of one schedule scatter: `copies` of it meet in the same rounds, in each of `calls` calls.
+
+    A row of the noise document: `scatter` has for each quantity what `noise.scatter` says of it.
+
+    Raises:
+        MeasureError: a copy does not come out correct.
+    """
+    policy = replace(policy, check_repeats=0)
+    results: list[list[Result]] = []
+    for _ in range(calls):
+        found = measurer.measure(named.problem, [candidate] * copies, policy)
+        wrong = next((result for result in found if not result.correct), None)
+        if wrong is not None:
+            raise MeasureError(f"{named.name}: {wrong.schedule} is {wrong.status}: {wrong.reason}")
+        results.append(found)
+        on_call()
+    everything = [result for call in results for result in call]
+    us = median(result.median_us for result in everything)
+    limited = 2 * sum(result.power_limited for result in everything) > len(everything)
+    return {
+        "name": named.name,
+        "problem": named.problem.to_json(),
+        "schedule_name": candidate.schedule.name,
+        "policy": policy.key,
+        "policy_name": policy.name,
+        "bottleneck": bottleneck(named.problem, measurer.device, us, limited),
+        "median_us": us,
+        "discarded": sum(result.discarded for result in everything),
+        "scatter": {
+            quantity: scatter([[getattr(result, name) for result in call] for call in results])
+            for quantity, name in QUANTITIES.items()
+            if all(getattr(result, name) > 0 for result in everything)
+        },
+    }
+
+
+def twin(problem: Problem, schedule: Schedule, device: Device) -> Schedule | None:
+    """The same kernel and launch under another name; None where none is known.
+
+    A persistent kernel whose grid is capped at what the device holds at once: for kernels that fill an SM, which those
+    with deep pipelines do, the cap changes nothing.
+    """
+    capped = replace(schedule, ctas=device.sm_count // schedule.cluster_size * schedule.cluster_size)
+    fits = schedule.persistent and not schedule.ctas and not violations(problem, capped, device)
+    return capped if fits else None
+
+
+def repeat_selection(
+    runner: Runner,
+    named: NamedProblem,
+    entrants: Sequence[Schedule],
+    count: int,
+    noise: Noise,
+    policy: Policy = FINAL,
+    on_call: OnCall = lambda: None,
+) -> dict[str, Any]:
+    """Choose the best of the same entrants `count` times, each time in a race and a shoot-out of its own.
+
+    `winners` counts them; `undeclared` are the selections that neither chose the usual winner nor declared it tied.
+    `twins_apart` is the largest difference reported between the first entrant and its `twin`, where that is another;
+    null when they never met in a final.
+    """
+    first = entrants[0]
+    other = twin(named.problem, first, runner.device)
+    chosen: list[Selection] = []
+    for _ in range(count):
+        finalists = race(runner, named.problem, entrants, LAST, lambda _: None)
+        measures = runner.measure(named.problem, finalists, policy, lambda _: None)
+        selection = select_final(measures, runner.device, noise)
+        if selection is None:
+            raise MeasureError(f"{named.name}: no entrant is correct")
+        chosen.append(selection)
+        on_call()
+    winners = Counter(selection.winner for selection in chosen)
+    usual = max(winners, key=lambda schedule: (winners[schedule], schedule))
+    return {
+        "name": named.name,
+        "problem": named.problem.to_json(),
+        "policy": policy.key,
+        "entrants": [schedule.name for schedule in entrants],
+        "selections": count,
+        "winners": {schedule.name: times for schedule, times in winners.most_common()},
+        "ties": sum(bool(selection.tied) for selection in chosen),
+        "undeclared": sum(usual != selection.winner and usual not in selection.tied for selection in chosen),
+        "twins_apart": max(
+            (
+                abs(selection.costs[first] / selection.costs[other] - 1)
+                for selection in chosen
+                if other is not None and {first, other} <= selection.costs.keys()
+            ),
+            default=None,
+        ),
+    }
