@@ -97,7 +97,9 @@ def _counts(contents: JournalContents, table: Table) -> str:
     lines = [f"- {status}: {count}" for status, count in sorted(statuses.items())]
     lines.append(f"- distinct (problem, schedule) pairs measured: {pairs}")
     lines.append(f"- pairs behind this table: {sum(entry.n_measured for entry in table.entries)}")
-    for (generator, compiler), count in sorted(stale(contents, table.device, (table.generator, table.compiler)).items()):
+    for (generator, compiler), count in sorted(
+        stale(contents, table.device, (table.generator, table.compiler)).items()
+    ):
         lines.append(f"- stale, left out: {count} measured with generator {generator}, compiler {compiler}")
     tied = sum(bool(entry.tied) for entry in table.entries)
     lines.append(f"- problems whose winner ties with others: {tied}")

@@ -11,6 +11,7 @@ _CLOCK_SM = 1
 _TEMPERATURE_GPU = 0
 _FIELD_POWER_INSTANT = 186
 _TEXT_BYTES = 96
+_MOST_PROCESSES = 64
 
 
 class _FieldValue(ctypes.Structure):
@@ -25,6 +26,23 @@ class _FieldValue(ctypes.Structure):
         ("status", ctypes.c_int),
         ("value", ctypes.c_ulonglong),
     )
+
+
+class _ProcessInfo(ctypes.Structure):
+    """nvmlProcessInfo_t."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class _Memory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +98,29 @@ class Nvml:
         milliwatts = ctypes.c_uint()
         self._call("nvmlDeviceGetEnforcedPowerLimit", self._device, ctypes.byref(milliwatts))
         return milliwatts.value / 1000
+
+    def compute_processes(self) -> int:
+        """How many processes have a CUDA context on the GPU."""
+        count = ctypes.c_uint(_MOST_PROCESSES)
+        self._call(
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            self._device,
+            ctypes.byref(count),
+            (_ProcessInfo * _MOST_PROCESSES)(),
+        )
+        return count.value
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody has taken."""
+        memory = _Memory()
+        self._call("nvmlDeviceGetMemoryInfo", self._device, ctypes.byref(memory))
+        return int(memory.free)
+
+    def max_sm_mhz(self) -> int:
+        """The highest SM clock of this GPU."""
+        mhz = ctypes.c_uint()
+        self._call("nvmlDeviceGetMaxClockInfo", self._device, _CLOCK_SM, ctypes.byref(mhz))
+        return mhz.value
 
     def driver(self) -> str:
         """The driver's version."""

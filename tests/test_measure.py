@@ -395,10 +395,11 @@ def alive(pid: int) -> bool:
 
 def test_structures_have_the_sizes_of_their_headers() -> None:
     from tileseek.measure.cublas import _HeuristicResult
-    from tileseek.measure.nvml import _FieldValue
+    from tileseek.measure.nvml import _FieldValue, _Memory, _ProcessInfo
 
     assert ctypes.sizeof(_HeuristicResult) == 96
     assert ctypes.sizeof(_FieldValue) == 40
+    assert ctypes.sizeof(_ProcessInfo) == ctypes.sizeof(_Memory) == 24
 
 
 def test_the_clock_probe_compiles_and_a_clock_is_cycles_over_time() -> None:
