@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..space import BOTTLENECKS, FOR_EDP, FOR_ENERGY, FOR_TIME, BadInput
+from ..space import FOR_EDP, FOR_ENERGY, FOR_TIME, BadInput
 from .journal import policy_name
 
 NOISE_VERSION = 1
@@ -106,19 +106,6 @@ def resolvable(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[st
         for quantity, spread in row["scatter"].items():
             margins[quantity] = max(margins.get(quantity, 0.0), round(SIGMAS * spread["within"], 5))
     return found
-
-
-def noise_table(document: Mapping[str, Any]) -> str:
-    """The `resolvable` object of a document in Markdown, in percent."""
-    lines = [
-        "| policy | " + " | ".join(f"{kind}: {quantity}" for kind in BOTTLENECKS for quantity in QUANTITIES) + " |",
-        "|---" * (1 + len(BOTTLENECKS) * len(QUANTITIES)) + "|",
-    ]
-    for policy, kinds in sorted(document["resolvable"].items()):
-        values = [kinds.get(kind, {}).get(quantity) for kind in BOTTLENECKS for quantity in QUANTITIES]
-        cells = ["-" if value is None else f"{100 * value:.2f} %" for value in values]
-        lines.append(f"| {policy} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 def _rms(values: Sequence[float]) -> float:

@@ -6,15 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..space import NamedProblem, Problem
+from ..space import BOTTLENECKS, NamedProblem, Problem
 from .journal import JournalContents
+from .noise import QUANTITIES, Noise
 from .table import Entry, Table, stale
 
 _COUNTED = ("problems", "m", "n", "k")
 
 
-def report(contents: JournalContents, table: Table, suite: Sequence[NamedProblem] = ()) -> str:
-    """The report on a table and the journals it was made from. Problems go by their names in `suite`, if any."""
+def report(
+    contents: JournalContents, table: Table, suite: Sequence[NamedProblem] = (), noise: Noise | None = None
+) -> str:
+    """The report on a table, the journals it was made from, and what the device resolves, where that was measured.
+    Problems go by their names in `suite`, if any."""
     names = {named.problem: named.name for named in suite}
     parts = [
         f"# Matmul schedules for {table.device.name}",
@@ -28,6 +32,8 @@ def report(contents: JournalContents, table: Table, suite: Sequence[NamedProblem
         "## Measured",
         _counts(contents, table),
     ]
+    if noise is not None and noise.resolvable:
+        parts += ["## Smallest differences resolved", noise_table(noise)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -107,6 +113,16 @@ def _counts(contents: JournalContents, table: Table) -> str:
     lines.append(f"- samples discarded because the state of the card had changed: {discarded}")
     lines.append(f"- journal lines skipped as unreadable: {contents.skipped}")
     return "\n".join(lines)
+
+
+def noise_table(noise: Noise) -> str:
+    """The smallest differences that each policy resolves, by kind of problem."""
+    header = ["policy", *(f"{kind}: {quantity}" for kind in BOTTLENECKS for quantity in QUANTITIES)]
+    rows = []
+    for policy, kinds in sorted(noise.resolvable.items()):
+        values = [kinds.get(kind, {}).get(quantity) for kind in BOTTLENECKS for quantity in QUANTITIES]
+        rows.append([policy, *("-" if value is None else f"{100 * value:.2f} %" for value in values)])
+    return markdown_table(header, rows)
 
 
 def _count(value: object) -> int:

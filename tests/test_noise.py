@@ -14,7 +14,8 @@ import pytest
 from fake_gpu import FakeSample
 from journals import FIRST, SECOND, THIRD, contents, measured
 from tileseek.heuristics.journal import Measure
-from tileseek.heuristics.noise import SIGMAS, UNMEASURED, Margins, Noise, noise_table, read_noise, resolvable, scatter
+from tileseek.heuristics.noise import SIGMAS, UNMEASURED, Margins, Noise, read_noise, resolvable, scatter
+from tileseek.heuristics.report import noise_table
 from tileseek.heuristics.selection import Contender, select, select_final
 from tileseek.heuristics.table import build_table, load_table
 from tileseek.measure.conditions import BRAKES, steady
@@ -136,7 +137,7 @@ def test_the_noisiest_problem_of_a_kind_counts(tmp_path: Path) -> None:
     path = tmp_path / "noise.json"
     path.write_text(json.dumps({"v": 1, "resolvable": found}))
     assert read_noise(path).margin("final-123", "power", "time") == 0.006
-    assert "| final | 0.60 % |" in noise_table({"resolvable": found})
+    assert "| final | 0.60 % |" in noise_table(read_noise(path))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"v": 2, "resolvable": {}}', '{"v": 1, "resolvable": {"a": 7}}'])

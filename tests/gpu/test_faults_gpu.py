@@ -122,9 +122,8 @@ def test_fifty_candidates_of_which_ten_crash_hang_or_lie(measurer: Measurer) -> 
         for candidate, result in zip(fine, alone, strict=True)
         if result.correct
     ]
-    print(
-        f"\n10 of 50 fail: {overhead:.1f} s more, where a restart takes {restart:.1f} s and a hang 5 s; the others' ratios differ by {max(map(abs, apart)):.2%} at most"
-    )
+    print(f"\n10 of 50 fail: {overhead:.1f} s more, where a restart takes {restart:.1f} s and a hang 5 s")
+    print(f"the others' ratios differ by {max(map(abs, apart)):.2%} at most")
     assert all(beside[id(candidate)].correct == result.correct for candidate, result in zip(fine, alone, strict=True))
     assert not any(beside[id(candidate)].correct for candidate in bad)
     assert sorted(map(abs, apart))[len(apart) // 2] < 0.01

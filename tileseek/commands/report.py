@@ -31,8 +31,9 @@ def command(
     where = find_device(device)
     files = [file for path in journals for file in _journals(path)] if journals else [journal_path(where)]
     contents = read_journal(files)
-    table = build_table(contents, where, objective=check_objective(objective), noise=load_noise(where))
-    write_text(out, report(contents, table, known_problems()))
+    noise = load_noise(where)
+    table = build_table(contents, where, objective=check_objective(objective), noise=noise)
+    write_text(out, report(contents, table, known_problems(), noise))
 
 
 def known_problems() -> list[NamedProblem]:
