@@ -81,6 +81,10 @@ class Cache:
             return None
         return Entry(cubin, record)
 
+    def keys(self) -> list[str]:
+        """The keys of all entries, the damaged ones included, in order."""
+        return sorted(path.stem for path in (self.directory / "kernels").glob("*/*.json") if path.stem[:1] != ".")
+
     def put(self, key: str, entry: Entry) -> None:
         """Store `entry`, replacing what is there. Readers see the old entry, a miss, or the new one, never a part."""
         record_path, cubin_path = self._paths(key)

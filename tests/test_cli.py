@@ -190,7 +190,7 @@ def test_version_and_help(run: Cli) -> None:
     assert run("--version").out.startswith("tileseek ")
     assert all(
         word in run("--help").out
-        for word in ("tune", "query", "codegen", "bench", "export", "report", "doctor", "speed")
+        for word in ("tune", "query", "codegen", "bench", "export", "report", "doctor", "noise", "speed")
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fake_gpu import FakeSample
@@ -280,3 +281,71 @@ def test_both_regimes_are_there() -> None:
 def test_a_kernel_wrong_once_in_a_hundred_launches_escapes_the_claims_in_one_case_of_twenty() -> None:
     for policy in (FINAL, BURST_FINAL):
         assert (1 - 0.01) ** policy.check_repeats < 0.05
+
+
+# ---- the command
+
+
+class Card(TwinGpu):
+    """What `Measurer` is to the command."""
+
+    env: ClassVar = {"gpu": "NVIDIA H200"}
+    env_key, uuid = "e", "GPU-0"
+
+    def __init__(self, gpu: int) -> None:
+        super().__init__()
+
+    def __enter__(self) -> Card:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def measure(
+        self, problem: Problem, candidates: Sequence[Candidate], policy: Any, on_result: Any = None
+    ) -> list[Result]:
+        """Distinct kernels differ by whole percents, which nothing hides."""
+        results = [
+            replace(
+                result,
+                ratio_to_ref=result.ratio_to_ref * (1 + int(hashlib.sha256(c.cubin).hexdigest()[:2], 16) / 100),
+                times_us=(200.0,),
+            )
+            for c, result in zip(candidates, super().measure(problem, candidates, policy), strict=True)
+        ]
+        for result in results if on_result else ():
+            on_result(result)
+        return results
+
+
+def test_the_command_writes_a_document_that_reads_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    pytest.importorskip("optuna")
+    from tileseek.measure.gpus import Gpu
+
+    from tileseek.commands import noise as command
+
+    monkeypatch.setattr("tileseek.measure.supervisor.Measurer", Card)
+    monkeypatch.setattr(command, "hopper", lambda gpu: Gpu(gpu, "", "NVIDIA H200", "9.0", 132, 1))
+    monkeypatch.setattr(command, "require", lambda *_: None)
+    monkeypatch.setattr(command, "ENTRANTS", 4)
+    out = tmp_path / "noise.json"
+    table = tmp_path / "table.json"
+    table.write_text(build_table(contents([final(FIRST, 1.1), final(SECOND, 1.0)]), H200).dumps())
+    command.command(
+        ["4096", "4096", "4096"], policy=["screen", "final"], copies=3, calls=8, selections=20, table=table, out=out
+    )
+    noise = read_noise(out)
+    assert noise.margin("final-1", "power", "time") == pytest.approx(SIGMAS * math.sqrt(2) * SIGMA, rel=0.4)
+    assert set(noise.resolvable) == {"screen", "final"}
+    (selected,) = json.loads(out.read_text())["selections"]
+    assert selected["entrants"][:2] == [FIRST.name, replace(FIRST, ctas=132).name], "the best under two names"
+    assert len(selected["entrants"]) == 4
+    assert selected["selections"] == sum(selected["winners"].values()) == 20
+    assert selected["undeclared"] <= 2
+    assert "20 selections from 4 schedules" in capsys.readouterr().out
+    for words, message in (({"policy": ["quick"]}, "policy is 'quick'"), ({"copies": 1}, "--copies is 1")):
+        with pytest.raises(BadInput, match=message):
+            command.command(["64", "64", "64"], **words)

@@ -1,27 +1,47 @@
-"""`tileseek doctor`: what this machine can do, and what it lacks for the rest."""
+"""`tileseek doctor`: what this machine can do, what it lacks for the rest, and what to do about it."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from .. import __version__
 from ..api import load_table
+from ..codegen.cache import Cache
+from ..codegen.nvrtc import compiler_version
+from ..health import Finding, check_cache, check_compiler, check_gpu, check_journal
 from ..measure.gpus import HOPPER, gpus
+from ..measure.nvml import Nvml, NvmlError
+from ..results import has_table, journal_path
 from ..space import BadInput
-from .inputs import AsJson
+from .inputs import AsJson, journal_files
 from .output import print_json, print_table
 
 _SEARCH = ("cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-nvdisasm", "numpy", "optuna", "scikit-learn")
 _MEASURE = ("torch",)
 
 
-def command(as_json: AsJson = False) -> None:
-    """Say what works on this machine: query, compile and search, measure and tune."""
+def command(
+    journals: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[JOURNAL | RUN]...", help="Journals or run folders to look at (default: bundled)."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what works on this machine, and look after its GPUs, compiler, kernel cache and journals.
+
+    Each finding that needs something done says what.
+    """
     facts = _facts()
+    findings = _findings([file for path in journals for file in journal_files(path)] if journals else None)
     if as_json:
-        print_json(facts)
+        print_json({**facts, "findings": [{**asdict(finding), "ok": finding.ok} for finding in findings]})
         return
     rows = [[name, "yes" if able["ready"] else "no", able["detail"]] for name, able in facts["abilities"].items()]
     rows += [["package", package, version or "not installed"] for package, version in facts["packages"].items()]
@@ -29,7 +49,40 @@ def command(as_json: AsJson = False) -> None:
         ["GPU", gpu["name"], f"compute capability {gpu['cc']}, {gpu['memory'] >> 20} MiB"] for gpu in facts["gpus"]
     ]
     rows += [["tileseek", facts["tileseek"], f"Python {facts['python']}"]]
+    rows += [["", "", ""]]
+    rows += [[finding.about, "ok" if finding.ok else "look", finding.detail] for finding in findings]
     print_table(["", "", ""], rows)
+    todo = [finding for finding in findings if not finding.ok]
+    if todo:
+        print("\nWhat to do:")
+    for finding in todo:
+        print(f"- {finding.about}: {finding.detail}: {finding.advice}")
+
+
+def _findings(journals: Sequence[Path] | None) -> list[Finding]:
+    compiler = "" if _compiler() else compiler_version()
+    found: list[Finding] = []
+    for gpu in gpus():
+        try:
+            found += check_gpu(gpu, Nvml(gpu.uuid))
+        except NvmlError as error:
+            advice = "clocks, power and memory cannot be read: install NVML, a part of the driver, before measuring"
+            found.append(Finding(f"GPU {gpu.index}: driver", str(error), advice))
+    try:
+        table = load_table()
+    except BadInput as error:
+        found.append(Finding("table", str(error), "install tileseek again"))
+    else:
+        found += check_compiler(compiler, table)
+        if journals is None and has_table(table.device):
+            journals = [journal_path(table.device)]
+    try:
+        found += check_cache(Cache())
+    except BadInput as error:
+        found.append(Finding("cache", str(error), "set TILESEEK_CACHE to a folder of your own"))
+    for path in journals or ():
+        found += check_journal(path, compiler)
+    return found
 
 
 def _facts() -> dict[str, Any]:
@@ -68,8 +121,6 @@ def _table() -> dict[str, Any]:
 
 def _compiler() -> str:
     """What keeps the compiler from working; empty when nothing does."""
-    from ..codegen.nvrtc import compiler_version
-
     try:
         compiler_version()
     except BadInput as error:

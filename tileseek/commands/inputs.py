@@ -70,6 +70,20 @@ def check_objective(word: str) -> str:
     return word
 
 
+def journal_files(path: Path) -> list[Path]:
+    """The journals that a path names: itself, or those in a run folder.
+
+    Raises:
+        BadInput: the folder has none.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
+    if not files:
+        raise BadInput(f"no journal in the folder {path}: valid is a folder that `tileseek tune` wrote")
+    return files
+
+
 def require(extra: str, *modules: str) -> None:
     """Check that what a command needs is installed.
 

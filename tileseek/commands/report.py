@@ -13,8 +13,8 @@ from ..heuristics.report import report
 from ..heuristics.table import build_table
 from ..problems import suite, suite_names
 from ..results import journal_path
-from ..space import FOR_TIME, H200, BadInput, NamedProblem, Problem, find_device
-from .inputs import Objective, check_objective
+from ..space import FOR_TIME, H200, NamedProblem, Problem, find_device
+from .inputs import Objective, check_objective, journal_files
 from .output import write_text
 
 
@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Print a report in Markdown: winners against cuBLAS, coverage, counts of everything measured."""
     where = find_device(device)
-    files = [file for path in journals for file in _journals(path)] if journals else [journal_path(where)]
+    files = [file for path in journals for file in journal_files(path)] if journals else [journal_path(where)]
     contents = read_journal(files)
     noise = load_noise(where)
     table = build_table(contents, where, objective=check_objective(objective), noise=noise)
@@ -44,12 +44,3 @@ def known_problems() -> list[NamedProblem]:
         for named in suite(name):
             found.setdefault(named.problem, named)
     return list(found.values())
-
-
-def _journals(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = sorted([*path.glob("*.jsonl"), *path.glob("*.jsonl.gz")])
-    if not files:
-        raise BadInput(f"no journal in the folder {path}: valid is a folder that `tileseek tune` wrote")
-    return files
