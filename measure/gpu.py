@@ -370,13 +370,14 @@ class GpuSession:
             return 0
         operands = self._sets[0]
         numerics = candidate.schedule.numerics
-        part = next(check.row_slices(self.problem.m, self.problem.n, _REPEATED_ELEMENTS[numerics]))
-        output, exact = operands.d[part], self._exact[0][part]
-        first = output.clone()
+        rows, columns = operands.rows.shape
+        part = next(check.row_slices(rows, columns, _REPEATED_ELEMENTS[numerics]))
+        first, exact = operands.rows[part].clone(), self._exact[0][part]
         differing = []
         for _ in range(repeats):
             operands.poison()
             enqueue(0)
+            output = operands.rows[part]
             if numerics == "deterministic":
                 differing.append((output != first).any())
             else:

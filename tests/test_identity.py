@@ -28,6 +28,10 @@ OTHERS: dict[str, Any] = {
     "out_dtype": ["fp16", "fp32"],
     "epilogue": ["gelu", "bias", "bias+relu+residual", "bias_m+gelu_tanh"],
     "overlap": ["launch", "weights"],
+    "broadcast": ["a", "b"],
+    "a_align": [2, 8],
+    "b_align": [2, 8],
+    "d_align": [2, 8],
 }
 """Other values of each field than those of P."""
 
@@ -43,7 +47,8 @@ def single_changes(problem: Problem) -> Iterator[Problem]:
 
 def test_problems_that_differ_in_one_field_never_share_a_key() -> None:
     assert {field.name for field in fields(Problem)} <= OTHERS.keys(), "a new field needs other values here"
-    problems = [P, *single_changes(P)]
+    batched = replace(P, batch=4)
+    problems = [P, *single_changes(P), batched, *single_changes(batched)]
     problems += [other for problem in list(problems) for other in single_changes(problem)]
     distinct = set(problems)
     assert len({problem.key for problem in distinct}) == len(distinct)
