@@ -119,6 +119,16 @@ ROWS: Sequence[Row] = (
         given={"tile_n": 64, "swap_ab": True, **_NO_CLUSTER},
     ),
     Row(
+        "one warpgroup",
+        "one consumer with half the tile",
+        "No other warpgroup to wait for and a deeper ring in the same memory; each operand is read for fewer rows.",
+        on=[{"consumers": 1, "tile_m": 64, "stages": 10}],
+        off={"consumers": 2, "tile_m": 128, "stages": 7},
+        problems=["decode_64", "prefill"],
+        given={"arrangement": "coop", "tile_n": 64, "tile_k": 64, "producer_regs": 0, "consumer_regs": 0,
+               "persistent": True, "k_zigzag": False, "epilogue_n": 64, "epilogue_buffers": 1, **_NO_CLUSTER},
+    ),
+    Row(
         "P1",
         "cooperative, persistent",
         "A CTA loads the next tile while it stores the last, and starts once; a tile each leaves that to a new CTA.",

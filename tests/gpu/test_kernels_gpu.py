@@ -144,6 +144,46 @@ def test_every_cluster_shares_its_loads(measurer: Measurer, layout: str, kind: s
     assert {r.schedule.name: (r.status, r.reason) for r in results if not r.correct} == {}
 
 
+@pytest.mark.parametrize(
+    ("problem", "names"),
+    [
+        (
+            Problem(65536, 33024, 64),
+            (
+                "pp2_128x200x64_s4_w1_c1x1_pall_rn8z_reg24-240_tma64x1",
+                "coop2_128x256x64_s3_w0_c2x1_pall_rm8_reg40-232_tma32x2_leader",
+                "coop1_64x128x64_s3_w0_c1x1_tile_rm1_reg0-0_direct",
+                "pp2_128x128x64_s4_w1_c1x1_pall_rm8_reg40-232_tma64x1_swap",
+            ),
+        ),
+        (
+            Problem(65536, 33024, 64, epilogue="residual"),
+            (
+                "coop2_128x128x64_s3_w0_c1x1_pall_rm8_reg40-232_tma32x2",
+                "coop2_128x128x64_s3_w0_c1x1_pall_rm8_reg40-232_tma32x2_res2",
+            ),
+        ),
+        (
+            Problem(128, 65536, 33024),
+            (
+                "pp2_128x200x64_s4_w1_c1x1_pall_rn8z_reg24-240_tma64x1_kz",
+                "coop1_64x128x64_s4_w1_c1x1_tile_rm1_reg0-0_tma64x1_swap_k4_slots",
+            ),
+        ),
+    ],
+    ids=("output", "residual", "operand"),
+)
+def test_more_elements_than_32_bits_count(measurer: Measurer, problem: Problem, names: tuple[str, ...]) -> None:
+    schedules = [Schedule.parse(name) for name in names]
+    assert not [reasons for s in schedules if (reasons := violations(problem, s, measurer.device))]
+    with CompilePool() as pool:
+        kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
+    candidates = [Candidate.of(s, k) for s, k in zip(schedules, kernels, strict=True)]
+    policy = replace(VERIFY, check_seeds=1, race_rounds=1, timeout_s=60.0)
+    results = measurer.measure(problem, candidates, policy)
+    assert {r.schedule.name: (r.status, r.reason) for r in results if not r.correct} == {}
+
+
 def test_a_thousand_launches_leave_the_workspace_as_it_was(measurer: Measurer) -> None:
     problem = Problem(64, 1280, 8192)
     names = [
