@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..space import PINGPONG, Problem, Schedule
-from ..space.resources import OperandTile, operand_tiles
+from ..space import DTYPE_BYTES, PINGPONG, PROMOTED, Problem, Schedule
+from ..space.resources import WGMMA_K_BYTES, OperandTile, operand_tiles
 from . import epilogue, fusion
 from .plan import FLAG_ALIGNMENT
 from .producer import ready_barrier
@@ -75,14 +75,16 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
         "    // Hides where they come from: the compiler would work them out again before every store.",
         '    asm volatile("" : "+r"(row), "+r"(column));',
         *("    " + line for line in fusion.before_main_loop(problem, s)),
-        "    float accumulators[M64][TILE_N / 2];",
+        f"    float accumulators[M64][TILE_N / 2]{' = {}' * (problem.accumulate == PROMOTED)};",
     ]
     if pingpong:
         lines.append("    named_sync(my_turn, 256);")
-    lines += _main_loop(s, rows, columns)
+    promoted = problem.accumulate == PROMOTED
+    lines += _promoted_loop(rows, columns) if promoted else _main_loop(problem, s, rows, columns)
     if pingpong:
         lines.append("    named_arrive(other_turn, 256);")
-    lines.append("    wgmma_wait<0>();")
+    if not promoted:
+        lines.append("    wgmma_wait<0>();")
     if s.mma_in_flight:
         lines.append("    hand_back(last_stage);")
     if pingpong:
@@ -124,7 +126,7 @@ _HAND_BACK_TO_LEADERS = [
 ]
 
 
-def _main_loop(s: Schedule, rows: OperandTile, columns: OperandTile) -> list[str]:
+def _main_loop(problem: Problem, s: Schedule, rows: OperandTile, columns: OperandTile) -> list[str]:
     """Per k-block: wait for the stage, one fence, all wgmmas, one commit, one wait, hand a stage back."""
     lines = []
     if s.mma_in_flight:
@@ -137,7 +139,7 @@ def _main_loop(s: Schedule, rows: OperandTile, columns: OperandTile) -> list[str
         "      const u64 b = b_descriptor + ring.stage * (B_STAGE >> 4);",
         "      wgmma_fence();",
         "      #pragma unroll",
-        "      for (int step = 0; step < TILE_K / 16; ++step) {",
+        f"      for (int step = 0; step < TILE_K / {WGMMA_K_BYTES // DTYPE_BYTES[problem.dtype]}; ++step) {{",
         "        #pragma unroll",
         "        for (int i = 0; i < M64; ++i)",
         f"          wgmma(accumulators[i],"
@@ -156,6 +158,40 @@ def _main_loop(s: Schedule, rows: OperandTile, columns: OperandTile) -> list[str
         lines.append("      hand_back(ring.stage);")
     lines += ["      ring.next();", "    }"]
     return lines
+
+
+def _promoted_loop(rows: OperandTile, columns: OperandTile) -> list[str]:
+    """The main loop with sums of one slab (128 of K) in the tensor cores, added up outside of them."""
+    return [
+        "    #pragma unroll 1",
+        "    for (int block = 0; block < k_blocks; ++block) {",
+        "      mbarrier_wait(full + 8 * ring.stage, ring.parity);",
+        "      const u64 a = a_descriptor + ring.stage * (A_STAGE >> 4);",
+        "      const u64 b = b_descriptor + ring.stage * (B_STAGE >> 4);",
+        "      // Tensor cores keep some 14 bits of a sum of 8-bit products: a slab's sums are added up in fp32 here.",
+        "      #pragma unroll",
+        "      for (int slab = 0; slab < A_SLABS; ++slab) {",
+        "        float sums[M64][TILE_N / 2];",
+        "        wgmma_fence();",
+        "        #pragma unroll",
+        "        for (int step = 0; step < 4; ++step) {",
+        "          #pragma unroll",
+        "          for (int i = 0; i < M64; ++i)",
+        "            wgmma(sums[i], a + ((slab * A_SLAB + step * 32 + i * 64 * 128) >> 4),",
+        "                  b + ((slab * B_SLAB + step * 32) >> 4), step);",
+        "        }",
+        "        wgmma_commit();",
+        "        wgmma_wait<0>();",
+        "        if (slab == A_SLABS - 1) hand_back(ring.stage);",
+        "        #pragma unroll",
+        "        for (int i = 0; i < M64; ++i) {",
+        "          #pragma unroll",
+        "          for (int j = 0; j < TILE_N / 2; ++j) accumulators[i][j] += sums[i][j];",
+        "        }",
+        "      }",
+        "      ring.next();",
+        "    }",
+    ]
 
 
 def _descriptor(upper: str, tile: OperandTile, first_row: str) -> str:

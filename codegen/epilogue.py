@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..space import Problem, Schedule
-from ..space.resources import ACCUMULATOR_BYTES
-from . import fusion
+from ..space.resources import ACCUMULATOR_BYTES, boxes_of_a_piece
+from . import fusion, stores
 from .pieces import Piece, pieces
 from .walk import product
 
@@ -29,11 +29,7 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
         parts.append(_EXCHANGE)
     if s.workspace:
         parts += [_LAST_TO_ARRIVE, _ADD_ATOMIC if s.reduction == "atomic" else _ADD_SLOTS]
-    if s.store == "tma":
-        parts += [_PIECE_ADDRESS_TRANSPOSED if s.swap_ab else _PIECE_ADDRESS, _STAGE_PIECE]
-    else:
-        parts.append(_STORE_DIRECT)
-    return [*parts, *fusion.functions(problem, s)]
+    return [*parts, *stores.functions(problem, s), *fusion.functions(problem, s)]
 
 
 def call(problem: Problem, s: Schedule) -> list[str]:
@@ -84,7 +80,8 @@ def _store(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
     if piece.turn == 0:
         lines += ["if (thread == 0) tma_store_wait<0>();", "named_sync(1 + consumer, 128);"]
     elif piece.turn >= s.epilogue_buffers:
-        lines += ["if (thread == 0) tma_store_wait<BUFFERS - 1>();", "named_sync(1 + consumer, 128);"]
+        pending = "BUFFERS - 1" if (boxes := boxes_of_a_piece(problem, s)) == 1 else f"{boxes} * (BUFFERS - 1)"
+        lines += [f"if (thread == 0) tma_store_wait<{pending}>();", "named_sync(1 + consumer, 128);"]
     number = piece.turn % s.epilogue_buffers
     chunk = "chunks" if number == 0 else f"chunks + {number} * CHUNK"
     return [
@@ -93,49 +90,9 @@ def _store(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
         f"stage_piece<{piece.column}, {piece.width}>(accumulators[{piece.block}], {chunk}, thread);",
         *fusion.release(s),
         "named_sync(1 + consumer, 128);",
-        f"if (thread == 0) tma_store(map_d{piece.width}, {piece.place(problem, s)}, {chunk});",
+        *stores.store_piece(problem, s, piece, chunk),
     ]
 
-
-_PIECE_ADDRESS = """\
-// The row of 8x8 blocks that a lane addresses for columns 8 * unit and on of a piece: 64 rows of WIDTH elements in the
-// swizzle of their tensor map, 16-byte units exchanged so that eight consecutive rows fall into different banks.
-template <int WIDTH>
-__device__ __forceinline__ u32 piece_address(u32 chunk, int unit, int thread) {
-  const int row = thread / 32 * 16 + thread % 16;
-  const u32 exchange = row / (64 / WIDTH) % (WIDTH / 8);
-  const int second = WIDTH == 8 ? 0 : thread % 32 / 16;
-  return chunk + row * WIDTH * 2 + ((unit + second) ^ exchange) * 16;
-}"""
-
-_PIECE_ADDRESS_TRANSPOSED = """\
-// The row of transposed 8x8 blocks that a lane addresses for columns 8 * unit and on of a piece, which are rows of 64
-// elements in shared memory, with the 128-byte swizzle.
-template <int WIDTH>
-__device__ __forceinline__ u32 piece_address(u32 chunk, int unit, int thread) {
-  const int lane = thread % 32;
-  const u32 place = thread / 32 * 2 + lane / 8 % 2;  // of 16 bytes in a row: this warp's 16 elements
-  const int second = WIDTH == 8 ? 0 : lane / 16;
-  return chunk + ((unit + second) * 8 + lane % 8) * 128 + (place ^ lane % 8) * 16;
-}"""
-
-_STAGE_PIECE = """\
-// Writes columns COLUMN .. COLUMN + WIDTH of a 64-row block to shared memory, for a TMA store to read.
-template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, int thread) {
-  if constexpr (WIDTH == 8) {
-    constexpr int j = COLUMN / 2;
-    stmatrix_x2(piece_address<8>(chunk, 0, thread), pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]));
-  } else {
-    #pragma unroll
-    for (int unit = 0; unit < WIDTH / 8; unit += 2) {
-      const int j = (COLUMN / 8 + unit) * 4;
-      stmatrix_x4(piece_address<WIDTH>(chunk, unit, thread), pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]),
-                  pack(d[j + 4], d[j + 5]), pack(d[j + 6], d[j + 7]));
-    }
-  }
-  proxy_fence();
-}"""
 
 _EXCHANGE = """\
 // Sends columns COLUMN .. COLUMN + WIDTH of a 64-row block to CTA `owner`. The owner keeps the parts of its piece
@@ -265,26 +222,4 @@ __device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& wo
     }
   }
   return true;
-}"""
-
-_STORE_DIRECT = """\
-// Each thread stores pairs of elements from its registers: rows thread/4 and thread/4 + 8 of its warp's 16.
-template <int COUNT>
-__device__ __forceinline__ void store_direct(const float (&d)[M64][COUNT], unsigned short* target, long long pitch,
-                                             int row, int column, int m, int n) {
-  const int thread = threadIdx.x % 128;
-  const int first = row + thread / 32 * 16 + thread % 32 / 4;
-  const int pair = column + thread % 4 * 2;
-  #pragma unroll
-  for (int i = 0; i < M64; ++i) {
-    #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = first + 64 * i + 8 * half;
-      if (at >= m) continue;
-      #pragma unroll
-      for (int j = 0; j < COUNT / 4; ++j)
-        if (pair + 8 * j < n)
-          *(u32*)(target + at * pitch + pair + 8 * j) = pack(d[i][4 * j + 2 * half], d[i][4 * j + 2 * half + 1]);
-    }
-  }
 }"""

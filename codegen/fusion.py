@@ -7,6 +7,7 @@ the kernel computes: with swapped operands a bias along n is one along rows.
 from __future__ import annotations
 
 from ..space import PINGPONG, Problem, Schedule
+from . import ptx
 from .pieces import Piece, pieces
 from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop, product
 
@@ -23,14 +24,16 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     """Device functions of what is fused."""
     fused = problem.fused
     found = []
-    if fused.bias or fused.residual:
-        found.append(widen_function(problem.out_dtype))
+    read = problem.bias_dtype if fused.bias else problem.out_dtype
+    if fused.bias or (fused.residual and read != "fp32"):
+        found.append(widen_function(read))
     if axis := bias_axis(problem, s):
-        found.append(_COLUMN_BIAS if axis == "column" else _ROW_BIAS)
+        found.append((_COLUMN_BIAS if axis == "column" else _ROW_BIAS).replace("unsigned short", ptx.C_TYPES[read]))
     if fused.activation:
         found.append(_ACTIVATIONS[fused.activation] + _ACTIVATE)
     if fused.residual:
-        found.append(_ldmatrix(s.swap_ab) + _RESIDUAL_STAGED if s.residual_buffers else _RESIDUAL_GLOBAL)
+        staged = _ldmatrix(s.swap_ab) + _RESIDUAL_STAGED
+        found.append(staged if s.residual_buffers else _residual_from_memory(problem.out_dtype))
     return found
 
 
@@ -156,6 +159,8 @@ __device__ __forceinline__ float widen(u32 bits) {
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low; }" : "=f"(value) : "r"(bits));
   return value;
 }""",
+    "fp32": """\
+__device__ __forceinline__ float widen(float value) { return value; }""",
 }
 
 _COLUMN_BIAS = """\
@@ -251,33 +256,42 @@ __device__ __forceinline__ void add_residual(float (&d)[COUNT], u32 chunk, int t
   }
 }"""
 
-_RESIDUAL_GLOBAL = """\
+
+def _residual_from_memory(dtype: str) -> str:
+    element = ptx.C_TYPES[dtype]
+    if dtype == "fp32":
+        pair, load = "float2", 'asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y)'
+        first, second = "two.x", "two.y"
+    else:
+        pair, load = "u32", 'asm volatile("ld.global.u32 %0, [%1];" : "=r"(two)'
+        first, second = "widen(two & 0xFFFF)", "widen(two >> 16)"
+    return f"""\
 // Volatile, so that the loads of later pieces are not brought forward: they would not find registers.
-__device__ __forceinline__ u32 load_pair(const unsigned short* source) {
-  u32 two;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(two) : "l"(source) : "memory");
+__device__ __forceinline__ {pair} load_pair(const {element}* source) {{
+  {pair} two;
+  {load} : "l"(source) : "memory");
   return two;
-}
+}}
 // Adds a piece of the residual from device memory.
 template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void add_residual(float (&d)[COUNT], const unsigned short* c, long long pitch, int row,
-                                             int column, int m, int n, int thread) {
+__device__ __forceinline__ void add_residual(float (&d)[COUNT], const {element}* c, long long pitch, int row,
+                                             int column, int m, int n, int thread) {{
   const int first = row + thread / 32 * 16 + thread % 32 / 4;
   const int pair = column + COLUMN + thread % 4 * 2;
   #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < 2; ++half) {{
     const int at = first + 8 * half;
     if (at >= m) continue;
     #pragma unroll
-    for (int unit = 0; unit < WIDTH / 8; ++unit) {
+    for (int unit = 0; unit < WIDTH / 8; ++unit) {{
       if (pair + 8 * unit >= n) continue;
-      const u32 two = load_pair(c + at * pitch + pair + 8 * unit);
+      const {pair} two = load_pair(c + at * pitch + pair + 8 * unit);
       const int j = (COLUMN / 8 + unit) * 4 + 2 * half;
-      d[j] += widen(two & 0xFFFF);
-      d[j + 1] += widen(two >> 16);
-    }
-  }
-}"""
+      d[j] += {first};
+      d[j + 1] += {second};
+    }}
+  }}
+}}"""
 
 
 def _ldmatrix(transposed: bool) -> str:

@@ -23,13 +23,18 @@ class Piece:
     @property
     def row(self) -> str:
         """Its first row, as a CUDA expression of `row`."""
-        return "row" if self.block == 0 else f"row + {64 * self.block}"
+        return _from("row", 64 * self.block)
 
-    def place(self, problem: Problem, s: Schedule) -> str:
-        """The TMA coordinates of the piece in D, as CUDA expressions of `row`, `column` and `at`."""
-        column = "column" if self.column == 0 else f"column + {self.column}"
-        place = f"{self.row}, {column}" if s.swap_ab else f"{column}, {self.row}"
+    def place(self, problem: Problem, s: Schedule, skipped: int = 0) -> str:
+        """The TMA coordinates in D of the piece, or of what is left when rows are skipped, as CUDA expressions of
+        `row`, `column` and `at`."""
+        row, column = _from("row", 64 * self.block + skipped), _from("column", self.column)
+        place = f"{row}, {column}" if s.swap_ab else f"{column}, {row}"
         return place + ", at.batch" * problem.batched
+
+
+def _from(name: str, offset: int) -> str:
+    return f"{name} + {offset}" if offset else name
 
 
 def pieces(s: Schedule) -> Iterator[Piece]:

@@ -186,15 +186,18 @@ def _operand_map(problem: Problem, schedule: Schedule, tile: OperandTile, pitche
 
 def _chunk_map(problem: Problem, schedule: Schedule, operand: str, width: int, pitches: Pitches) -> TensorMapSpec:
     """The map of D or of the residual for pieces of `width` columns of what the kernel computes."""
+    element = OUT_DTYPE_BYTES[problem.out_dtype]
+    # A transposed piece has rows of 64 elements, which of fp32 take two boxes.
+    box = (min(64, SWIZZLE_BYTES // element), width) if schedule.swap_ab else (width, 64)
     return _tensor_map(
         problem,
         schedule,
         operand,
         problem.out_dtype,
         (problem.n, problem.m, problem.batch),
-        _bytes(getattr(pitches, operand), OUT_DTYPE_BYTES[problem.out_dtype]),
-        box=(64, width) if schedule.swap_ab else (width, 64),
-        swizzle_bytes=SWIZZLE_BYTES if schedule.swap_ab else piece_swizzle_bytes(width),
+        _bytes(getattr(pitches, operand), element),
+        box=box,
+        swizzle_bytes=piece_swizzle_bytes(box[0] * element),
     )
 
 
@@ -298,9 +301,9 @@ def store_widths(schedule: Schedule) -> tuple[int, ...]:
     return tuple(sorted(widths, reverse=True))
 
 
-def piece_swizzle_bytes(width: int) -> int:
-    """The shared-memory swizzle of a piece of `width` 16-bit columns: its row, and none for 16-byte rows.
+def piece_swizzle_bytes(row_bytes: int) -> int:
+    """The shared-memory swizzle of a piece with rows of that many bytes: its row, and none for 16-byte rows.
 
     Eight rows of 16 bytes then fall into different banks for every width.
     """
-    return 0 if width == 8 else 2 * width
+    return 0 if row_bytes == 16 else row_bytes

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ..space import DTYPE_BYTES
+from ..space.resources import WGMMA_K_BYTES
+
 INTEGERS = """\
 typedef unsigned int u32;
 typedef unsigned long long u64;"""
@@ -19,6 +22,9 @@ __device__ __forceinline__ u32 arrive_global(u32* counter) {
 }
 // Orders what this thread wrote before what it signals next, and what it was told before what it reads next.
 __device__ __forceinline__ void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }"""
+
+C_TYPES = {"bf16": "unsigned short", "fp16": "unsigned short", "fp32": "float", "fp8": "unsigned char"}
+"""What a pointer to elements of a dtype points to."""
 
 PRIMITIVES: dict[str, str] = {
     "shared_address": """\
@@ -262,7 +268,11 @@ def load_name(multicast: bool, hinted: bool) -> str:
 
 
 def pack_function(dtype: str) -> str:
-    """`pack`: two fp32 values rounded to one register of two 16-bit elements."""
+    """`pack`: two fp32 values rounded to one register of two elements of D; no function for fp32."""
+    if dtype == "fp32":
+        return ""
+    if dtype == "fp8":
+        return _PACK_FP8
     kind = {"bf16": "bf16x2", "fp16": "f16x2"}[dtype]
     return f"""\
 // Two fp32 values rounded to one register of {dtype}, the first in the lower half.
@@ -273,18 +283,30 @@ __device__ __forceinline__ u32 pack(float low, float high) {{
 }}"""
 
 
+_PACK_FP8 = """\
+// Two fp32 values rounded to two bytes of e4m3, the first in the lower; what is beyond 448 becomes 448.
+__device__ __forceinline__ unsigned short pack(float low, float high) {
+  unsigned short packed;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+}"""
+
+
 def wgmma_function(n: int, dtype: str, a_k_major: bool, b_k_major: bool) -> str:
-    """`wgmma`: one m64n{n}k16 instruction, both operands in shared memory, fp32 accumulators."""
+    """`wgmma`: one m64n{n} instruction over 32 bytes of K, both operands in shared memory, fp32 accumulators."""
     count = n // 2
-    kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
+    kind = {"bf16": "bf16", "fp16": "f16", "fp8": "e4m3", "fp8_e5m2": "e5m2"}[dtype]
+    k = WGMMA_K_BYTES // DTYPE_BYTES[dtype]
+    # Which way operands are contiguous: only 16-bit types have the choice.
+    majors = f", {int(not a_k_major)}, {int(not b_k_major)}" if k == 16 else ""
     registers = _wrap([f"%{i}" for i in range(count)], '               "', '"\n', ", ")
     bindings = _wrap([f'"+f"(d[{i}])' for i in range(count)], "                 ", "\n", ", ", 6)
     return f"""\
-// d (+)= A[64, 16] x B[{n}, 16]^T; overwrites d when `accumulate` is 0.
+// d (+)= A[64, {k}] x B[{n}, {k}]^T; overwrites d when `accumulate` is 0.
 __device__ __forceinline__ void wgmma(float (&d)[{count}], u64 a, u64 b, int accumulate) {{
   asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0;\\n"
-               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{"
-{registers}               "}}, %{count}, %{count + 1}, p, 1, 1, {int(not a_k_major)}, {int(not b_k_major)}; }}"
+               "wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{kind}.{kind} {{"
+{registers}               "}}, %{count}, %{count + 1}, p, 1, 1{majors}; }}"
                :
 {bindings}               : "l"(a), "l"(b), "r"(accumulate));
 }}"""

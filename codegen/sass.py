@@ -40,9 +40,11 @@ OPERATIONS = {
     0x1C5: "WARPGROUP",
     0x1C8: "USETMAXREG",
     0x1F0: "HGMMA",
+    0x1F3: "HGMMA",
 }
 """Low nine bits of an instruction -> the name used here. `SYNCS.EXCH` initialises an mbarrier, `SYNCS` is every
-other mbarrier operation, `LDL` and `STL` are local memory, `CCTL` and `MEMBAR` cache invalidation and fences."""
+other mbarrier operation, `HGMMA` any wgmma (of 8-bit operands it is nvdisasm's QGMMA), `LDL` and `STL` are local
+memory, `CCTL` and `MEMBAR` cache invalidation and fences."""
 
 
 @dataclass(frozen=True, slots=True)

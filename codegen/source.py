@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..space import GEMV, PINGPONG, Problem, Schedule, shared_memory
+from ..space import DTYPE_BYTES, GEMV, OUT_DTYPE_BYTES, PINGPONG, PROMOTED, Problem, Schedule, shared_memory
+from ..space.problem import PROMOTED_K
 from ..space.resources import OperandTile, empty_arrivals, exchange_slots, operand_tiles, stage_readers
 from . import epilogue, fusion, gemv, ptx, walk
 from .consumer import consumer
@@ -74,9 +75,19 @@ def _title(problem: Problem, s: Schedule) -> str:
 // Persistence, raster, swizzles and L2 promotion belong to the launch; the name has them at their defaults.
 //
 // {product}.
-// {problem.dtype} operands and result, fp32 accumulation, all row-major.
+// {_arithmetic(problem)}, all row-major.
 // One producer warpgroup, of which one thread feeds a ring of {s.stages} stages by TMA,
 // and {roles}."""
+
+
+def _arithmetic(problem: Problem) -> str:
+    """The types of operands, sums and results."""
+    result = "and" if problem.out_dtype == problem.dtype else f"and {problem.out_dtype}"
+    sums = "fp32 accumulation"
+    if DTYPE_BYTES[problem.dtype] == 1:
+        promoted = problem.accumulate == PROMOTED
+        sums = f"sums of {PROMOTED_K} of k added up in fp32" if promoted else "accumulation in tensor cores"
+    return f"{problem.dtype} operands {result} result, {sums}"
 
 
 def _formula(problem: Problem, product: str) -> str:
@@ -130,7 +141,7 @@ def _constants(problem: Problem, s: Schedule) -> str:
         lines += [
             "",
             f"constexpr int BUFFERS = {s.epilogue_buffers};  // epilogue chunks of a warpgroup",
-            f"constexpr u32 CHUNK = 64 * {s.epilogue_n} * 2;  // bytes of one",
+            f"constexpr u32 CHUNK = 64 * {s.epilogue_n} * {OUT_DTYPE_BYTES[problem.out_dtype]};  // bytes of one",
         ]
     lines += fusion.constants(s)
     if s.split_k > 1:
@@ -179,8 +190,8 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
     return [
         *(text for name, text in ptx.primitives(rank).items() if needed.get(name, True)),
         *(ptx.tma_load_function(*flags, rank) for flags in sorted(load_flags(problem, s))),
-        *([ptx.stmatrix_functions(s.swap_ab)] if staged else []),
-        ptx.pack_function(problem.out_dtype),
+        *([ptx.stmatrix_functions(s.swap_ab)] if staged and OUT_DTYPE_BYTES[problem.out_dtype] == 2 else []),
+        *filter(None, [ptx.pack_function(problem.out_dtype)]),
         ptx.wgmma_function(s.tile_n, problem.dtype, rows.k_major, columns.k_major),
         _DESCRIPTOR,
         _RING,
@@ -272,11 +283,12 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         arguments.append("u32* workspace")
         share = ["  const int all_blocks = (k + TILE_K - 1) / TILE_K;"]
     if problem.fused.bias:
-        arguments.append("const unsigned short* __restrict__ bias")
+        arguments.append(f"const {ptx.C_TYPES[problem.bias_dtype]}* __restrict__ bias")
+    element = ptx.C_TYPES[problem.out_dtype]
     if problem.fused.residual and not s.residual_buffers:
-        arguments.append("const unsigned short* __restrict__ c, " + _pitches(problem, "c"))
+        arguments.append(f"const {element}* __restrict__ c, " + _pitches(problem, "c"))
     if s.store == "direct":
-        arguments.append("unsigned short* __restrict__ d, " + _pitches(problem, "d"))
+        arguments.append(f"{element}* __restrict__ d, " + _pitches(problem, "d"))
     if s.residual_buffers:
         barriers += [
             "    if (threadIdx.x < RESIDUALS * CONSUMERS) {",

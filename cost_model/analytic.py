@@ -17,6 +17,7 @@ from ..space import (
     GEMV,
     OUT_DTYPE_BYTES,
     PINGPONG,
+    PROMOTED,
     Device,
     Problem,
     Schedule,
@@ -27,7 +28,7 @@ from ..space import (
     tile_grid,
 )
 from ..space.gemv import gemv_registers, gemv_tile
-from ..space.resources import REGISTER_OVERHEAD, SWIZZLE_BYTES, WGMMA_K_BYTES, piece_count
+from ..space.resources import REGISTER_OVERHEAD, SWIZZLE_BYTES, WGMMA_K_BYTES, piece_count, wgmma_groups
 
 GPC_SMS = (18, 18, 18, 18, 18, 16, 16, 10)
 """SMs of each GPC, 132 in all. Which have how many differs from card to card; these agree with an H200 that held 64
@@ -122,7 +123,8 @@ class Constants:
     dram_pj: float = 40.0
     l2_pj: float = 3.6
     fill_pj: float = 8.6
-    """Energy of a FLOP, and of a byte from DRAM, from L2 and into shared memory: 1 pJ a FLOP in all."""
+    """Energy of a 16-bit FLOP (half of it is assumed for 8 bits, not measured), and of a byte from DRAM, from L2 and
+    into shared memory: 1 pJ a FLOP in all."""
     full_load_w: float = 460.0
     """Power above the static part at which the clock is lowest."""
     clock_drop_mhz: float = 540.0
@@ -164,7 +166,7 @@ def estimate_us(problem: Problem, schedule: Schedule, device: Device, constants:
 
 def floor_us(problem: Problem, device: Device, constants: Constants = H200_CONSTANTS) -> float:
     """What no schedule goes below: the product at the sustained clock, its bytes, and a launch. In microseconds."""
-    per_clock = device.tensor_flops_per_clock_per_sm * device.sm_count * 2 / DTYPE_BYTES[problem.dtype]
+    per_clock = device.tensor_rate(DTYPE_BYTES[problem.dtype]) * device.sm_count
     tensor = problem.flops / per_clock / (device.max_clock_mhz - constants.clock_drop_mhz)
     return max(tensor, problem.bytes / device.dram_bytes_per_s * 1e6) + constants.launch_ns / 1e3
 
@@ -192,7 +194,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     b_bytes = min(s.tile_n, columns) * s.tile_k * element
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
     block = _tensor_cycles(s, device, element, c)
-    issue = max(_issue_cycles(s, block, c), sharing * block)
+    issue = max(_issue_cycles(problem, s, block, c), sharing * block)
     epilogue = _epilogue_cycles(s, c)
     outside = (max(0, s.tile_m - rows) + max(0, s.tile_n - columns)) * s.tile_k * element / SWIZZLE_BYTES
     outside_ns = sharing * outside * c.outside_ns
@@ -232,7 +234,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
 
     blocks = grid.ctas * k_blocks
     energy_pj = (
-        c.flop_pj * problem.flops
+        c.flop_pj * problem.flops * element / 2
         + c.dram_pj * traffic
         + blocks * (c.l2_pj * l2_block + c.fill_pj * (a_bytes + b_bytes))
     )
@@ -353,14 +355,17 @@ def clusters_at_once(size: int, device: Device) -> int:
 def _tensor_cycles(s: Schedule, device: Device, element: int, c: Constants) -> float:
     """Cycles that one k-block keeps the tensor cores of an SM busy."""
     flops = 64 * s.tile_n * (WGMMA_K_BYTES // element) * 2
-    tensor = flops / (device.tensor_flops_per_clock_per_sm * 2 / element)
+    tensor = flops / device.tensor_rate(element)
     shared = (64 + s.tile_n) * WGMMA_K_BYTES / c.smem_bytes_per_cycle
     return s.tile_m // 64 * (s.tile_k * element // WGMMA_K_BYTES) * max(tensor, shared)
 
 
-def _issue_cycles(s: Schedule, block: float, c: Constants) -> float:
+def _issue_cycles(problem: Problem, s: Schedule, block: float, c: Constants) -> float:
     """Cycles of one k-block as the consumers issue it: the tensor cores, or one warpgroup's own chain of waits."""
     drain = c.overlap_cycles if s.mma_in_flight else c.drain_cycles
+    if problem.accumulate == PROMOTED:
+        # Every group is awaited, and then a warp adds up 32 sums a cycle.
+        drain = wgmma_groups(problem, s) * (drain + s.accumulators)
     if s.arrangement == PINGPONG:
         return block + drain
     return max(block + c.handover_cycles * (s.consumers - 1), block / s.consumers + drain)

@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..space import GEMV, Device, Problem, Schedule, violations
+from ..space import DTYPE_BYTES, FAST, GEMV, OUT_DTYPE_BYTES, Device, Problem, Schedule, ceil_div, violations
+from ..space.problem import PROMOTED_K, TMA_ALIGNMENT
 
-_UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
+_UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "fp8": 2.0**-4}
 """Largest relative error of rounding to the output dtype."""
+
+_SMALLEST_ROUNDOFF = {"fp8": 2.0**-10}
+"""Largest error of rounding the smallest numbers, where sums come near them: half of e4m3's 2^-9."""
 
 _RMS_OF_ROUNDOFF = 0.43
 """Relative error of a whole rounded output, as a share of the unit roundoff: 1.66e-3 for N(0, 1) sums in bf16."""
@@ -22,10 +26,10 @@ SLICE_ELEMENTS = 32 * 2**20
 """Outputs are compared in slices of rows of about this many elements, to bound temporaries."""
 
 COMPANION_SIZES = ((2999, 3032, 296), (2999, 3032, 40), (37, 40, 16392), (5, 24, 72))
-"""(m, n, k) of the companions. No tile divides them: primes, times 8 where a row must be a multiple of 16 bytes. The
-first has more tiles than CTAs fit the device for every tile and ends K inside a stage; the second has one k-block a
-tile, fewer than any ring has stages; the third has k-blocks for every split of K, and an odd number of them; the
-fourth is smaller than any tile."""
+"""(m, n, k) of the companions. No tile divides them: primes, times 8 where a row must be a multiple of 16 bytes
+(`_odd_multiple` for other elements than 16 bits). The first has more tiles than CTAs fit the device for every tile and
+ends K inside a stage; the second has one k-block a tile, fewer than any ring has stages; the third has k-blocks for
+every split of K, and an odd number of them; the fourth is smaller than any tile."""
 
 ALIGNED_M = {2999: 2984, 37: 40, 5: 8}
 """What replaces m where it is the contiguous axis of A: 8 x 373 for the first."""
@@ -44,21 +48,38 @@ class Tolerance:
     norm: float
 
 
-def tolerance(k: int, out_dtype: str, slack: float = 1.0) -> Tolerance:
-    """The tolerance of float32 accumulation over `k` products, rounded once to `out_dtype`.
+def tolerance(problem: Problem, slack: float = 1.0) -> Tolerance:
+    """The tolerance of sums over `problem.k` products, rounded once to its output dtype.
 
     Sums have the size sqrt(k), and so has `absolute`. Its share of that covers float32 accumulation in tensor cores,
     which truncates: a bias of up to 2^-24 for each of k / 16 additions. bf16 accumulation is beyond it by a factor of
-    ten and more, and even one additional rounding to the output dtype is beyond `norm`. `slack` multiplies all three:
-    libraries that round partial sums to the output dtype need 8.
+    ten and more, and even one additional rounding to the output dtype is beyond `norm`. Sums of 8-bit products get
+    `short_sums` beside. `slack` multiplies all: libraries that round partial sums to the output dtype need 8.
     """
-    unit = _UNIT_ROUNDOFF[out_dtype]
+    k, unit, eight = problem.k, _UNIT_ROUNDOFF[problem.out_dtype], DTYPE_BYTES[problem.dtype] == 1
     share = 2.0**-12 + k * 2.0**-27
+    short = short_sums(k if problem.accumulate == FAST else min(k, PROMOTED_K)) if eight else 0.0
+    absolute = (share + _WORST_SHORT_SUM * short) * math.sqrt(k) + _SMALLEST_ROUNDOFF.get(problem.out_dtype, 0.0)
     return Tolerance(
         relative=slack * 1.01 * unit,
-        absolute=slack * share * math.sqrt(k),
-        norm=slack * (1.15 * _RMS_OF_ROUNDOFF * unit + share),
+        absolute=slack * absolute,
+        norm=slack * (1.15 * _RMS_OF_ROUNDOFF * unit + share + short),
     )
+
+
+def short_sums(k: int) -> float:
+    """The relative error, in the norm, that is allowed to sums of `k` 8-bit products in Hopper's tensor cores.
+
+    Those align the 32 products of an instruction and the sum so far to the largest of them, and keep 13 bits after its
+    leading one, truncated (DeepSeek-V3, arXiv:2412.19437, 3.3.2 and 3.5.2; SageAttention2, arXiv:2411.10958, 3.4). Of
+    N(0, 1) operands that makes k / 32 errors of about 2^-13 of the sum which add up as a random walk: 2^-13
+    sqrt(k / 32), 0.14 % at 4096, as an emulation confirms (`tests/test_measure.py`). Three times that is allowed.
+    """
+    return 3 * 2.0**-13 * math.sqrt(k / 32)
+
+
+_WORST_SHORT_SUM = 8.0
+"""The largest error of an element, as a multiple of `short_sums`: in the emulation 3 among 2 x 10^4."""
 
 
 LIBRARY_SLACK = 8.0
@@ -111,7 +132,16 @@ def companions(problem: Problem, schedule: Schedule, device: Device) -> list[Pro
     """The odd-shaped problems of the same kind that `schedule` must also get right: those it is valid for. A batch has
     three products."""
     batch = min(problem.batch, 3)
-    sizes = [(m if problem.a_major == "k" else ALIGNED_M[m], n, k) for m, n, k in COMPANION_SIZES]
+    element, out = DTYPE_BYTES[problem.dtype], OUT_DTYPE_BYTES[problem.out_dtype]
+    across = min(element, out) if problem.b_major == "n" else out
+    sizes = [
+        (
+            m if problem.a_major == "k" else ALIGNED_M[m],
+            _odd_multiple(n, TMA_ALIGNMENT // across),
+            _odd_multiple(k, TMA_ALIGNMENT // element),
+        )
+        for m, n, k in COMPANION_SIZES
+    ]
     if schedule.arrangement == GEMV:
         # Only so many vectors: cut to as many as it takes.
         most = schedule.tile_m
@@ -123,6 +153,11 @@ def companions(problem: Problem, schedule: Schedule, device: Device) -> list[Pro
 def shape(problem: Problem) -> str:
     """The sizes of a companion in words, such as `37x40x16392`, with the batch ahead where there is one."""
     return f"{problem.batch}x" * problem.batched + f"{problem.m}x{problem.n}x{problem.k}"
+
+
+def _odd_multiple(size: int, unit: int) -> int:
+    """The smallest odd multiple of `unit` from `size` on: only the narrowest aligned rows."""
+    return (ceil_div(size, unit) | 1) * unit
 
 
 def wrong_elements(d: Any, reference: Any, allowed: Tolerance) -> tuple[int, int, int]:

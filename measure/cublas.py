@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..space import BadInput, Pitch, Pitches, Problem
+from ..space import FAST, Pitch, Pitches, Problem
 from .fused import finish_apart
 from .lazy import torch
-from .operands import OperandSet
+from .library import LibraryCall, cublaslt_call, torch_call
+from .operands import DEVICE, OperandSet, torch_dtype
 
 WORKSPACE_BYTES = 64 * 2**20
 REQUESTED_ALGORITHMS = 64
@@ -22,10 +23,11 @@ REQUESTED_ALGORITHMS = 64
 # cublasLt.h, cublas_api.h and library_types.h of CUDA 13.0.
 _COMPUTE_32F = 68
 _CUDA_R_32F = 0
-_TYPES = {"fp16": 2, "bf16": 14, "fp32": _CUDA_R_32F}
+_TYPES = {"fp16": 2, "bf16": 14, "fp32": _CUDA_R_32F, "fp8": 28}
 _OP_N, _OP_T = 0, 1
-_DESC_TRANSA, _DESC_TRANSB = 3, 4
+_DESC_TRANSA, _DESC_TRANSB, _DESC_FAST_ACCUM = 3, 4, 25
 _LAYOUT_BATCH_COUNT, _LAYOUT_STRIDED_BATCH_OFFSET = 5, 6
+_NOT_SUPPORTED = 15
 _PREF_MAX_WORKSPACE_BYTES = 1
 _CONFIG = {"id": 0, "tile": 1, "stages": 6, "cluster": 8, "splitk": 2, "reduction": 3, "swizzle": 4, "custom": 5}
 _CLUSTER_IS_16_BIT = ("cluster",)
@@ -49,6 +51,10 @@ class _HeuristicResult(ctypes.Structure):
     )
 
 
+class LibraryError(RuntimeError):
+    """A library refused to compute what its heuristic offered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """Something of NVIDIA's that computes a problem: `enqueue(operands)` puts one call on the current torch stream."""
@@ -58,22 +64,42 @@ class Reference:
 
 
 def cublas_default(problem: Problem) -> Reference:
-    """What torch runs: `mm` or `bmm`, or `addmm` for a bias along n, and the rest of an epilogue as kernels of its
-    own."""
-    _supported(problem)
-    biased = problem.fused.bias == "n" and not problem.batched
-    plain = problem.epilogue == "none"
+    """What torch runs: `mm` or `bmm`, `addmm` for a bias along n, or `_scaled_mm` of 8-bit operands with the same kind
+    of sums, and the rest of an epilogue as kernels of its own. Operands that it does not take are copied to bf16
+    beforehand.
+
+    Raises:
+        BadInput: torch computes nothing like it.
+    """
+    call = torch_call(problem)
+    one_type = call.operands == call.result == problem.out_dtype
+    biased = problem.fused.bias == "n" and one_type and not problem.batched
+    multiply = torch().bmm if problem.batched else torch().mm
+    one = torch().ones((), dtype=torch().float32, device=DEVICE)
+    dtype = torch_dtype(call.result)
 
     def enqueue(operands: OperandSet) -> None:
-        if biased:
-            torch().addmm(operands.bias, operands.a, operands.b, out=operands.d)
+        a, b, product = _matrices(operands, call)
+        if call.operands == "fp8":
+            fast = problem.accumulate == FAST
+            torch()._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=fast, out=product)
+        elif biased:
+            torch().addmm(operands.bias, a, b, out=product)
+        elif call.operands == call.result:
+            torch().mm(a, b, out=product)
         else:
-            multiply = torch().bmm if problem.batched else torch().mm
-            multiply(operands.a, operands.b, out=operands.d)
-        if not plain:
-            finish_apart(problem, operands, biased)
+            multiply(a, b, out_dtype=dtype, out=product)
+        finish_apart(problem, operands, product, biased)
 
-    return Reference("cublas", enqueue)
+    return Reference("cublas" if call.operands == problem.dtype else f"cublas_{call.operands}", enqueue)
+
+
+def _matrices(operands: OperandSet, call: LibraryCall) -> tuple[Any, Any, Any]:
+    """A, B and the result of a library's call."""
+    a, b = operands.a, operands.b
+    if operands.wide is not None and call.operands != "fp8":
+        a, b = operands.wide
+    return a, b, operands.d if operands.d.dtype == torch_dtype(call.result) else operands.product
 
 
 class CublasLt:
@@ -90,10 +116,10 @@ class CublasLt:
         """Every algorithm that the heuristic returns for `problem`, in its order.
 
         Raises:
-            BadInput: the problem has a dtype that this does not handle.
+            BadInput: cuBLASLt computes nothing like it.
         """
-        _supported(problem)
-        operand, out = _TYPES[problem.dtype], _TYPES[problem.out_dtype]
+        call = cublaslt_call(problem)
+        operand, out = _TYPES[call.operands], _TYPES[call.result]
         description = ctypes.c_void_p()
         self._call("cublasLtMatmulDescCreate", ctypes.byref(description), _COMPUTE_32F, _CUDA_R_32F)
         # B' as stored: [k, n] column-major when k is contiguous, to be transposed; else [n, k] as it is.
@@ -101,10 +127,14 @@ class CublasLt:
         a_transposed = problem.a_major == "m"
         self._set_operation(description, _DESC_TRANSA, b_transposed)
         self._set_operation(description, _DESC_TRANSB, a_transposed)
+        if call.operands == "fp8":
+            self._set(description, _DESC_FAST_ACCUM, ctypes.c_int8(problem.accumulate == FAST))
         pitches = Pitches.of(problem)
         first = self._layout(operand, problem, "b", pitches.b)
         second = self._layout(operand, problem, "a", pitches.a)
         output = self._layout(out, problem, "d", pitches.d)
+        # What would be added to the product (nothing is) has no 8-bit types.
+        added = self._layout(_TYPES["bf16"], problem, "d", pitches.d) if call.result == "fp8" else output
         preference = ctypes.c_void_p()
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         limit = ctypes.c_uint64(WORKSPACE_BYTES)
@@ -117,22 +147,23 @@ class CublasLt:
         )
         found = (_HeuristicResult * REQUESTED_ALGORITHMS)()
         count = ctypes.c_int()
-        self._call(
-            "cublasLtMatmulAlgoGetHeuristic",
+        status = self._library.cublasLtMatmulAlgoGetHeuristic(
             self._handle,
             description,
             first,
             second,
-            output,
+            added,
             output,
             preference,
             REQUESTED_ALGORITHMS,
             found,
             ctypes.byref(count),
         )
+        if status and status != _NOT_SUPPORTED:
+            raise RuntimeError(f"cublasLtMatmulAlgoGetHeuristic: status {status}")
         self._call("cublasLtMatmulPreferenceDestroy", preference)
         return [
-            self._reference(problem, rank, found[rank].algorithm, description, first, second, output)
+            self._reference(problem, call, rank, found[rank].algorithm, description, first, second, added, output)
             for rank in range(count.value)
             if found[rank].state == 0
         ]
@@ -145,25 +176,26 @@ class CublasLt:
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
     def _reference(
-        self, problem: Problem, rank: int, algorithm: _Algorithm, *descriptors: ctypes.c_void_p
+        self, problem: Problem, call: LibraryCall, rank: int, algorithm: _Algorithm, *descriptors: ctypes.c_void_p
     ) -> Reference:
-        description, first, second, output = descriptors
+        description, first, second, added, output = descriptors
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
         matmul = self._library.cublasLtMatmul
 
         def enqueue(operands: OperandSet) -> None:
-            d = ctypes.c_void_p(operands.d.data_ptr())
+            a, b, product = _matrices(operands, call)
+            d = ctypes.c_void_p(product.data_ptr())
             status = matmul(
                 self._handle,
                 description,
                 ctypes.byref(one),
-                ctypes.c_void_p(operands.b.data_ptr()),
+                ctypes.c_void_p(b.data_ptr()),
                 first,
-                ctypes.c_void_p(operands.a.data_ptr()),
+                ctypes.c_void_p(a.data_ptr()),
                 second,
                 ctypes.byref(zero),
                 d,
-                output,
+                added,
                 d,
                 output,
                 ctypes.byref(algorithm),
@@ -172,8 +204,8 @@ class CublasLt:
                 self._stream,
             )
             if status:
-                raise RuntimeError(f"cublasLtMatmul: status {status}")
-            finish_apart(problem, operands, biased=False)
+                raise LibraryError(f"cublasLtMatmul: status {status}")
+            finish_apart(problem, operands, product, biased=False)
 
         return Reference(f"cublaslt{rank}_{self._name(algorithm)}", enqueue)
 
@@ -216,26 +248,21 @@ class CublasLt:
         self._call("cublasLtMatrixLayoutSetAttribute", layout, attribute, ctypes.byref(value), size)
 
     def _set_operation(self, description: ctypes.c_void_p, attribute: int, transposed: bool) -> None:
-        operation = ctypes.c_int32(_OP_T if transposed else _OP_N)
+        self._set(description, attribute, ctypes.c_int32(_OP_T if transposed else _OP_N))
+
+    def _set(self, description: ctypes.c_void_p, attribute: int, value: Any) -> None:
         self._call(
             "cublasLtMatmulDescSetAttribute",
             description,
             attribute,
-            ctypes.byref(operation),
-            ctypes.c_size_t(ctypes.sizeof(operation)),
+            ctypes.byref(value),
+            ctypes.c_size_t(ctypes.sizeof(value)),
         )
 
     def _call(self, name: str, *arguments: Any) -> None:
         status = getattr(self._library, name)(*arguments)
         if status:
             raise RuntimeError(f"{name}: status {status}")
-
-
-def _supported(problem: Problem) -> None:
-    if problem.dtype not in _TYPES or problem.out_dtype != problem.dtype:
-        raise BadInput(
-            f"problem is {problem.key}: valid for measuring are bf16 and fp16 with outputs of the same dtype"
-        )
 
 
 def _loaded_library() -> str:

@@ -23,6 +23,7 @@ _DATA_TYPES = {
     "bf16": cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     "fp16": cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
     "fp8": cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+    "fp8_e5m2": cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
     "fp32": cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
 }
 

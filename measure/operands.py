@@ -8,6 +8,7 @@ from typing import Any
 from ..space import DTYPE_BYTES, OUT_DTYPE_BYTES, Device, Pitch, Pitches, Problem, ceil_div
 from .check import SLICE_ELEMENTS
 from .lazy import torch
+from .library import torch_call
 
 DEVICE = "cuda"
 
@@ -15,12 +16,18 @@ GUARD_BYTES = 64 * 1024
 """On each side of an output. A multiple of 256, so that the output keeps the alignment of its allocation."""
 
 POISON = 0xFF
-"""Every byte of an output before a launch: NaN in bf16, fp16 and fp32."""
+"""Every byte of an output before a launch: NaN in every dtype."""
 
 MAX_SETS = 256
 """Bounds the time of setting up tiny problems: 256 sets of 700 KB are three times the L2."""
 
-TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+TORCH_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp8": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
 
 
 def torch_dtype(dtype: str) -> Any:
@@ -36,11 +43,15 @@ def set_count(problem: Problem, device: Device, l2_multiple: float) -> int:
 def needed_bytes(problem: Problem, sets: int, references: int) -> int:
     """GPU memory of `sets` operand sets and `references` float32 references with the temporaries to make them."""
     pitches = Pitches.of(problem)
+    call = torch_call(problem)
+    ab = sum(_elements(problem, name, getattr(pitches, name)) for name in ("a", "b"))
     d = _elements(problem, "d", pitches.d)
-    inputs = [(name, getattr(pitches, name), DTYPE_BYTES[problem.dtype]) for name in ("a", "b")]
-    out = OUT_DTYPE_BYTES[problem.out_dtype] * d * (2 if problem.fused.residual else 1)
-    stored = out + sum(_elements(problem, name, pitch) * element for name, pitch, element in inputs)
-    upcast = 4 * (problem.n * problem.k + problem.k)
+    stored = ab * DTYPE_BYTES[problem.dtype] + d * OUT_DTYPE_BYTES[problem.out_dtype] * (1 + problem.fused.residual)
+    if call.operands != problem.dtype:
+        stored += ab * DTYPE_BYTES[call.operands]
+    if call.result != problem.out_dtype:
+        stored += d * OUT_DTYPE_BYTES[call.result]
+    upcast = 4 * (max(problem.m, problem.n) * problem.k + problem.k)
     temporaries = 8 * 4 * max(SLICE_ELEMENTS, problem.n)
     outputs = problem.batch * problem.m * problem.n
     return sets * (stored + 2 * GUARD_BYTES) + references * 4 * outputs + upcast + temporaries
@@ -62,6 +73,10 @@ class OperandSet:
     """The bias vector of an epilogue that has one."""
     c: Any = None
     """The residual of an epilogue that has one, as D lies."""
+    wide: tuple[Any, Any] | None = None
+    """A and B in bf16, for libraries that do not multiply their dtype."""
+    product: Any = None
+    """Where libraries write, as D lies, when they do not round to D's dtype."""
 
     @property
     def inputs(self) -> list[Any]:
@@ -84,7 +99,16 @@ class OperandSet:
         """Draw the inputs anew from N(0, 1), in place."""
         generator = _generator(seed)
         for tensor in self.inputs:
-            tensor.normal_(generator=generator)
+            if tensor.itemsize == 1:  # no sampler draws 8 bits; N(0, 1) is well inside the range of e4m3 and e5m2
+                normal = torch().randn(tensor.shape, generator=generator, dtype=torch().bfloat16, device=DEVICE)
+                tensor.copy_(normal)
+            else:
+                tensor.normal_(generator=generator)
+        self._widen()
+
+    def _widen(self) -> None:
+        for own, copy in zip((self.a, self.b), self.wide or (), strict=False):
+            copy.copy_(own)
 
     def poison(self) -> None:
         """Make every element of D a NaN, and the guard bands their known value."""
@@ -108,7 +132,8 @@ def integer_set(problem: Problem, seed: int) -> OperandSet:
     operands = _empty_set(problem)
     generator = _generator(seed)
     for tensor in operands.inputs:
-        tensor.copy_(torch().randint(-2, 3, tensor.shape, generator=generator, device=DEVICE))
+        integers = torch().randint(-2, 3, tensor.shape, generator=generator, device=DEVICE)
+        tensor.copy_(integers.to(torch().bfloat16))
     return operands
 
 
@@ -118,29 +143,35 @@ def _generator(seed: int) -> Any:
 
 def _empty_set(problem: Problem) -> OperandSet:
     pitches = Pitches.of(problem)
-    dtype, out = torch_dtype(problem.dtype), torch_dtype(problem.out_dtype)
+    call = torch_call(problem)
+    out = torch_dtype(problem.out_dtype)
 
-    def operand(name: str, row_major: bool) -> Any:
+    def operand(name: str, dtype: str, row_major: bool) -> Any:
         pitch = getattr(pitches, name)
-        memory = torch().empty(_elements(problem, name, pitch), dtype=dtype, device=DEVICE)
+        memory = torch().empty(_elements(problem, name, pitch), dtype=torch_dtype(dtype), device=DEVICE)
         stored = _stored(problem, name, pitch, memory)
         return stored if row_major else stored.mT
+
+    def operands_of(dtype: str) -> tuple[Any, Any]:
+        return operand("a", dtype, problem.a_major == "k"), operand("b", dtype, problem.b_major == "n")
 
     d_elements = _elements(problem, "d", pitches.d)
     buffer = torch().empty(d_elements * out.itemsize + 2 * GUARD_BYTES, dtype=torch().uint8, device=DEVICE)
     d = buffer[GUARD_BYTES:-GUARD_BYTES].view(out)
     fused = problem.fused
     axis = {"m": problem.m, "n": problem.n}
+    bias = torch_dtype(problem.bias_dtype)
+    a, b = operands_of(problem.dtype)
     operands = OperandSet(
-        a=operand("a", problem.a_major == "k"),
-        b=operand("b", problem.b_major == "n"),
+        a=a,
+        b=b,
         d=_stored(problem, "d", pitches.d, d),
         buffer=buffer,
         padding=d.view(-1, pitches.d.row)[:, problem.n :],
-        bias=torch().empty(axis[fused.bias], dtype=out, device=DEVICE) if fused.bias else None,
-        c=_stored(problem, "d", pitches.c, torch().empty(d_elements, dtype=out, device=DEVICE))
-        if fused.residual
-        else None,
+        bias=torch().empty(axis[fused.bias], dtype=bias, device=DEVICE) if fused.bias else None,
+        c=operand("d", problem.out_dtype, row_major=True) if fused.residual else None,
+        wide=operands_of(call.operands) if call.operands != problem.dtype else None,
+        product=operand("d", call.result, row_major=True) if call.result != problem.out_dtype else None,
     )
     operands.poison()
     return operands

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..space import Device, Problem
+from ..space import DTYPE_BYTES, Device, Problem
 
 DRAM_PEAK_BYTES_PER_S = 4.8e12
 """HBM3e of an H200, datasheet; reads were measured at 4.4e12. No Hopper has more."""
@@ -20,5 +20,5 @@ def roofline_us(problem: Problem, device: Device, clock_mhz: float) -> float:
 
 
 def _bound(problem: Problem, device: Device, clock_mhz: float, bytes_per_s: float) -> float:
-    flops_per_us = device.sm_count * device.tensor_flops_per_clock_per_sm * clock_mhz
+    flops_per_us = device.sm_count * device.tensor_rate(DTYPE_BYTES[problem.dtype]) * clock_mhz
     return max(problem.flops / flops_per_us, problem.bytes / bytes_per_s * 1e6)

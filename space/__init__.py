@@ -16,7 +16,7 @@ from .epilogue import ACTIVATIONS, Epilogue
 from .errors import BadInput
 from .objective import FOR_EDP, FOR_ENERGY, FOR_TIME, OBJECTIVES
 from .pitches import Pitch, Pitches
-from .problem import DTYPE_BYTES, LAYOUTS, OUT_DTYPE_BYTES, NamedProblem, Problem, read_suite
+from .problem import DTYPE_BYTES, FAST, LAYOUTS, OUT_DTYPE_BYTES, PROMOTED, NamedProblem, Problem, read_suite
 from .resources import SharedMemory, shared_memory, store_pieces
 from .rules import unsupported, violations
 from .schedule import COOPERATIVE, GEMV, LAUNCH_FIELDS, PINGPONG, Schedule
@@ -30,6 +30,7 @@ __all__ = [
     "DEVICES",
     "DIMENSIONS",
     "DTYPE_BYTES",
+    "FAST",
     "FOR_EDP",
     "FOR_ENERGY",
     "FOR_TIME",
@@ -46,6 +47,7 @@ __all__ = [
     "PINGPONG",
     "POWER",
     "POWER_LIMITED_MHZ",
+    "PROMOTED",
     "BadInput",
     "Device",
     "Epilogue",

@@ -13,7 +13,7 @@ class Device:
     """A device class: every GPU that shares these numbers shares tuned schedules.
 
     Sizes are in bytes, `dram_bytes_per_s` is the measured rate of reading, `tensor_flops_per_clock_per_sm`
-    counts dense 16-bit multiply-adds twice.
+    counts dense 16-bit multiply-adds twice; of 8-bit operands there are twice as many.
     """
 
     name: str
@@ -26,6 +26,10 @@ class Device:
     dram_bytes_per_s: float
     max_clock_mhz: int
     tensor_flops_per_clock_per_sm: int = 4096
+
+    def tensor_rate(self, element_bytes: int) -> float:
+        """Operations of one SM in a clock on operands of that size, multiplications and additions."""
+        return self.tensor_flops_per_clock_per_sm * 2 / element_bytes
 
     def to_json(self) -> dict[str, Any]:
         """The `device` object of a table."""

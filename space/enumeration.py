@@ -18,7 +18,7 @@ from typing import Any
 
 from . import gemv
 from .device import Device
-from .problem import Problem
+from .problem import PROMOTED, Problem
 from .resources import max_accumulators, operand_tiles, piece_count, producer_extras, register_splits, shared_memory
 from .rules import (
     CLUSTERS,
@@ -39,9 +39,12 @@ from .rules import (
     STAGES,
     STORES,
     SWIZZLES,
-    TILE_K,
     TILE_M,
     TILE_N,
+    epilogue_ns,
+    stored_whole,
+    tile_ks,
+    transposes_residual,
 )
 from .schedule import COOPERATIVE, GEMV, LAUNCH_FIELDS, PINGPONG, Schedule
 from .tiles import tile_grid
@@ -85,7 +88,8 @@ def _tile_m(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 def _tile_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     most = max(max_accumulators(problem, split, device.registers_per_sm) for split in _with_splits(s))
     widest = 2 * most // s.m64_per_warpgroup
-    return [n for n in _fitting("tile_n", TILE_N, _smallest(s, problem), problem, device) if n <= widest]
+    fitting = _fitting("tile_n", TILE_N, _smallest(s, problem), problem, device)
+    return [n for n in fitting if n <= widest and stored_whole(problem, n)]
 
 
 def _with_splits(s: Schedule) -> list[Schedule]:
@@ -106,7 +110,7 @@ def _epilogue_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     widest = max(s.tile_n, EPILOGUE_N[0])
     return [
         n
-        for n in EPILOGUE_N
+        for n in epilogue_ns(problem, s)
         if n <= widest and _fits(_with(_buffered(s, problem), epilogue_n=n, epilogue_buffers=1), problem, device)
     ]
 
@@ -120,7 +124,7 @@ def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable
 
 
 def _residual_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    if not problem.fused.residual or s.workspace:
+    if not problem.fused.residual or not transposes_residual(problem) or s.workspace:
         return [0]
     least = _buffered(s, problem).residual_buffers
     wider = [_with(s, residual_buffers=b) for b in RESIDUAL_BUFFERS if b >= least]
@@ -149,7 +153,8 @@ def _staged(s: Schedule, problem: Problem) -> Schedule:
 
 
 def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
-    swaps = [_with(s, swap_ab=swap) for swap in (False, True)]
+    possible = (False, True) if not problem.fused.residual or transposes_residual(problem) else (False,)
+    swaps = [_with(s, swap_ab=swap) for swap in possible]
     return [
         swap.swap_ab
         for swap in swaps
@@ -264,7 +269,7 @@ _TILED: Mapping[str, _Domain] = {
     "consumers": lambda s, p, d: CONSUMERS[s.arrangement],
     "tile_m": _tile_m,
     "tile_n": _tile_n,
-    "tile_k": lambda s, p, d: _fitting("tile_k", TILE_K, _smallest(s, p), p, d),
+    "tile_k": lambda s, p, d: _fitting("tile_k", tile_ks(p), _smallest(s, p), p, d),
     "consumer_regs": lambda s, p, d: [consumer for _, consumer in _splits(s, p, d)],
     "producer_regs": lambda s, p, d: [p_ for p_, consumer in _splits(s, p, d) if consumer == s.consumer_regs],
     "swap_ab": _swap_ab,
@@ -279,7 +284,7 @@ _TILED: Mapping[str, _Domain] = {
     "cluster_n": lambda s, p, d: sorted(n for m, n in _clusters(s, p) if m == s.cluster_m),
     "multicast_kind": lambda s, p, d: _multicast_kinds(s, p),
     "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
-    "mma_in_flight": lambda s, p, d: MMA_IN_FLIGHT,
+    "mma_in_flight": lambda s, p, d: [0] if p.accumulate == PROMOTED else MMA_IN_FLIGHT,
     "evict_first": lambda s, p, d: [e for e in EVICT_FIRST if _producer_fits(_with(s, evict_first=e))],
     "dependent_launch": lambda s, p, d: [
         launch for launch in DEPENDENT_LAUNCH[p.overlap] if _producer_fits(_with(s, dependent_launch=launch))

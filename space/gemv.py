@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .device import Device
-from .problem import TMA_ALIGNMENT, Problem
+from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, TMA_ALIGNMENT, Problem
 from .schedule import GEMV, Schedule
 from .tiles import ceil_div, kernel_extents, tile_grid
 
@@ -106,9 +106,18 @@ def vectors(problem: Problem, swap_ab: bool) -> int:
     return min((v for v in VECTORS if v >= rows), default=0) if major == "k" else 0
 
 
+def sixteen_bits(problem: Problem) -> bool:
+    """Whether operands and D have 16 bits, as loads, products and stores here take them."""
+    return DTYPE_BYTES[problem.dtype] == OUT_DTYPE_BYTES[problem.out_dtype] == 2
+
+
 def ways(problem: Problem) -> list[bool]:
     """The values of `swap_ab` with which the problem is a few vectors times a matrix."""
-    return [swap for swap in (False, True) if vectors(problem, swap) and not any(_geometry(problem, swap))]
+    return [
+        swap
+        for swap in (False, True)
+        if sixteen_bits(problem) and vectors(problem, swap) and not any(_geometry(problem, swap))
+    ]
 
 
 def _geometry(problem: Problem, swap_ab: bool) -> Iterator[str]:
@@ -162,6 +171,8 @@ def tile_problems(problem: Problem, s: Schedule, device: Device) -> Iterator[str
 
 def gemv_violations(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     """Every reason against a schedule of this arrangement whose values are each in their dimension."""
+    if not sixteen_bits(problem):
+        yield f"{GEMV} of {problem.dtype} operands with {problem.out_dtype} results: valid are bf16 and fp16"
     for name, value in FIXED.items():
         if getattr(s, name) != value:
             yield f"{name} {getattr(s, name)} in {GEMV}: valid is {value}"

@@ -12,11 +12,20 @@ from typing import Any
 from .epilogue import Epilogue
 from .errors import BadInput
 
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1}
+DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp8_e5m2": 1}
 """Bytes per element of every operand dtype a problem may name (fp8 is e4m3)."""
 
-OUT_DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+OUT_DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 """Bytes per element of every output dtype a problem may name."""
+
+FAST = "fast"
+PROMOTED = "promoted"
+ACCUMULATE = (FAST, PROMOTED)
+"""How products of 8-bit operands are summed. `fast`: over all of K in the tensor cores, which keep about 14 bits of
+such a sum; `promoted`: every PROMOTED_K of k the sums are added up in float32."""
+
+PROMOTED_K = 128
+"""As DeepGEMM and cuBLAS without fast accumulation promote."""
 
 LAYOUTS = ("nt", "nn", "tn", "tt")
 """Storage of A then B. `n`: A is [M, K] or B is [K, N]; `t`: A is [K, M] or B is [N, K]."""
@@ -38,7 +47,10 @@ MAX_EXTENT = 2**31 - 1
 """Largest m, n or k: tensor coordinates are signed 32-bit integers (PTX ISA, cp.async.bulk.tensor)."""
 
 _CSV_REQUIRED = ("name", "layout", "dtype", "m", "n", "k")
-_CSV_OPTIONAL = ("batch", "out_dtype", "epilogue", "overlap", "broadcast", "a_align", "b_align", "d_align")
+_CSV_OPTIONAL = (
+    *("batch", "out_dtype", "epilogue", "overlap"),
+    *("broadcast", "a_align", "b_align", "d_align", "accumulate"),
+)
 _CSV_NUMBERS = ("m", "n", "k", "batch", "a_align", "b_align", "d_align")
 
 
@@ -46,9 +58,10 @@ _CSV_NUMBERS = ("m", "n", "k", "batch", "a_align", "b_align", "d_align")
 class Problem:
     """One matrix multiplication, or a batch of them.
 
-    m, n, k and batch are in elements. `out_dtype` defaults to the operand dtype. `broadcast` names the operands that
-    all of a batch share. `a_align`, `b_align` and `d_align` are bytes that the address of every row of the matrix is a
-    multiple of; 0, the default, is what rows without padding give (`alignment`).
+    m, n, k and batch are in elements. `out_dtype` defaults to the operand dtype, and to bf16 for 8-bit operands.
+    `broadcast` names the operands that all of a batch share. `a_align`, `b_align` and `d_align` are bytes that the
+    address of every row of the matrix is a multiple of; 0, the default, is what rows without padding give
+    (`alignment`).
 
     Raises:
         BadInput: a size is not a positive integer, or a word is not one of the valid ones.
@@ -67,6 +80,7 @@ class Problem:
     a_align: int = 0
     b_align: int = 0
     d_align: int = 0
+    accumulate: str = FAST
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -77,7 +91,7 @@ class Problem:
         _one_of("dtype", self.dtype, DTYPE_BYTES)
         _one_of("layout", self.layout, LAYOUTS)
         if not self.out_dtype:
-            object.__setattr__(self, "out_dtype", "bf16" if self.dtype == "fp8" else self.dtype)
+            object.__setattr__(self, "out_dtype", "bf16" if DTYPE_BYTES[self.dtype] == 1 else self.dtype)
         _one_of("out_dtype", self.out_dtype, OUT_DTYPE_BYTES)
         Epilogue.parse(self.epilogue)
         _one_of("overlap", self.overlap, OVERLAPS)
@@ -86,6 +100,7 @@ class Problem:
             object.__setattr__(self, "broadcast", "")
         for matrix in MATRICES:
             self._check_alignment(matrix)
+        _one_of("accumulate", self.accumulate, ACCUMULATE)
 
     def _check_alignment(self, matrix: str) -> None:
         name = f"{matrix}_align"
@@ -147,6 +162,11 @@ class Problem:
         return Epilogue.parse(self.epilogue)
 
     @property
+    def bias_dtype(self) -> str:
+        """The dtype of a bias: D's, but bf16 where D has 8 bits."""
+        return "bf16" if OUT_DTYPE_BYTES[self.out_dtype] == 1 else self.out_dtype
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of the product."""
         return 2 * self.batch * self.m * self.n * self.k
@@ -162,28 +182,28 @@ class Problem:
     def kind(self) -> tuple[str, ...]:
         """Everything but the sizes: problems of one kind can share kernels and be each other's neighbours. Of the
         geometry it has whether there is a batch, and alignments that TMA does not take."""
-        words = (self.dtype, self.out_dtype, self.a_major, self.b_major, self.epilogue, self.overlap)
+        words = (self.dtype, self.out_dtype, self.a_major, self.b_major, self.epilogue, self.overlap, self.accumulate)
         aligned = [(matrix, self.alignment(matrix)) for matrix in MATRICES]
         odd = (f"{matrix}{size}" if size < TMA_ALIGNMENT else "" for matrix, size in aligned)
         return (*words, "batched" if self.batched else "", *odd)
 
     @property
     def key(self) -> str:
-        """A name unique to the problem, such as `m16_n6144_k4096_b1_bf16_bf16_ak_bk_none_none`; broadcast and
-        alignments follow where they are not the default."""
+        """A name unique to the problem, such as `m16_n6144_k4096_b1_bf16_bf16_ak_bk_none_none`; broadcast, alignments
+        and how sums are accumulated follow where they are not the default."""
         return (
             f"m{self.m}_n{self.n}_k{self.k}_b{self.batch}_{self.dtype}_{self.out_dtype}"
             f"_a{self.a_major}_b{self.b_major}_{self.epilogue}_{self.overlap}"
-        ) + "".join(f"_{name}-{value}" for name, value in self._geometry().items())
+        ) + "".join(f"_{name}-{value}" for name, value in self._seldom().items())
 
-    def _geometry(self) -> dict[str, Any]:
+    def _seldom(self) -> dict[str, Any]:
         """The fields that keys and JSON leave out at their defaults."""
-        names = ("broadcast", *(f"{matrix}_align" for matrix in MATRICES))
-        return {name: value for name in names if (value := getattr(self, name))}
+        defaults = {"broadcast": "", **{f"{matrix}_align": 0 for matrix in MATRICES}, "accumulate": FAST}
+        return {name: value for name, default in defaults.items() if (value := getattr(self, name)) != default}
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of journals and tables, with the unambiguous majors in place of the layout; broadcast and
-        alignments only where they are not the default."""
+        """The JSON object of journals and tables, with the unambiguous majors in place of the layout; broadcast,
+        alignments and how sums are accumulated only where they are not the default."""
         return {
             "m": self.m,
             "n": self.n,
@@ -195,7 +215,7 @@ class Problem:
             "b_major": self.b_major,
             "epilogue": self.epilogue,
             "overlap": self.overlap,
-            **self._geometry(),
+            **self._seldom(),
         }
 
     @classmethod

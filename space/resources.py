@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from .gemv import gemv_smem_bytes
-from .problem import DTYPE_BYTES, Problem
+from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, PROMOTED, PROMOTED_K, Problem
 from .schedule import GEMV, PINGPONG, Schedule
 
 SWIZZLE_BYTES = 128
@@ -18,9 +18,6 @@ WGMMA_K_BYTES = 32
 MBARRIER_BYTES = 8
 
 ACCUMULATOR_BYTES = 4
-
-STAGED_ELEMENT_BYTES = 2
-"""Bytes per element staged through shared memory by the epilogue (stmatrix moves 16-bit elements)."""
 
 REGISTER_OVERHEAD = 40
 """Registers a consumer thread needs beside its accumulators, found by compiling the space: at 24/240 a tile of
@@ -102,7 +99,7 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
         total = gemv_smem_bytes(problem, schedule)
         return SharedMemory(0, 0, 0, 0, 0, 0, total, total, total)
     row_tile, column_tile = operand_tiles(problem, schedule)
-    chunk = 64 * schedule.epilogue_n * STAGED_ELEMENT_BYTES if schedule.store == "tma" else 0
+    chunk = chunk_bytes(problem, schedule) if schedule.store == "tma" else 0
     b = row_tile.stage_bytes * schedule.stages
     epilogue = b + column_tile.stage_bytes * schedule.stages
     residual = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
@@ -114,6 +111,22 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
     votes = barriers + (2 * rings + schedule.split_cluster) * MBARRIER_BYTES
     total = votes + (4 * schedule.consumers if schedule.workspace else 0)
     return SharedMemory(0, b, epilogue, residual, bias, exchange, barriers, votes, total)
+
+
+def chunk_bytes(problem: Problem, schedule: Schedule) -> int:
+    """Bytes of one chunk of the epilogue: up to `epilogue_n` columns of 64 rows, in D's dtype."""
+    return 64 * schedule.epilogue_n * OUT_DTYPE_BYTES[problem.out_dtype]
+
+
+def boxes_of_a_piece(problem: Problem, schedule: Schedule) -> int:
+    """TMA stores of one piece. A swizzled row has at most 128 bytes: of a transposed piece, whose rows are 64 elements,
+    fp32 takes two."""
+    return -(-64 * OUT_DTYPE_BYTES[problem.out_dtype] // SWIZZLE_BYTES) if schedule.swap_ab else 1
+
+
+def wgmma_groups(problem: Problem, schedule: Schedule) -> int:
+    """Groups of wgmmas of one k-block: one, or one for each PROMOTED_K where their sums are added up in float32."""
+    return schedule.tile_k // PROMOTED_K if problem.accumulate == PROMOTED else 1
 
 
 def column_bias_bytes(problem: Problem, schedule: Schedule) -> int:
@@ -173,7 +186,7 @@ def consumer_registers(schedule: Schedule, registers_per_sm: int) -> int:
 
 
 def max_accumulators(problem: Problem, schedule: Schedule, registers_per_sm: int) -> int:
-    """Most accumulators a consumer thread can hold without spilling.
+    """Most accumulators a consumer thread can hold without spilling; promoted sums need a second set.
 
     With more than 384 threads ptxas applies the registers at entry to each wgmma, so that setmaxnreg cannot
     raise the limit beyond them (C7602).
@@ -184,6 +197,8 @@ def max_accumulators(problem: Problem, schedule: Schedule, registers_per_sm: int
         limit -= EXCHANGE_OVERHEAD
     if problem.epilogue != "none":
         limit -= FUSED_OVERHEAD
+    if problem.accumulate == PROMOTED:
+        limit //= 2
     return min(limit, entry - 32) if schedule.threads > 384 else limit
 
 

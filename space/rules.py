@@ -7,8 +7,16 @@ from collections.abc import Iterator
 
 from . import gemv
 from .device import Device
-from .problem import MATRICES, TMA_ALIGNMENT, Problem
-from .resources import max_accumulators, operand_tiles, piece_count, producer_extras, register_splits, shared_memory
+from .problem import DTYPE_BYTES, FAST, MATRICES, OUT_DTYPE_BYTES, PROMOTED, TMA_ALIGNMENT, Problem
+from .resources import (
+    SWIZZLE_BYTES,
+    max_accumulators,
+    operand_tiles,
+    piece_count,
+    producer_extras,
+    register_splits,
+    shared_memory,
+)
 from .schedule import COOPERATIVE, GEMV, PINGPONG, Schedule
 from .tiles import ceil_div, tile_grid
 
@@ -64,10 +72,15 @@ def unsupported(problem: Problem, device: Device) -> Iterator[str]:
     """Every reason why no schedule at all can run `problem` on `device`."""
     if device.cc != "9.0":
         yield f"the device {device.name} has compute capability {device.cc}: kernels are made for 9.0 (Hopper)"
-    if problem.dtype not in ("bf16", "fp16"):
-        yield f"dtype {problem.dtype} has no kernel yet: valid are bf16, fp16"
-    if problem.out_dtype != problem.dtype:
-        yield f"out_dtype {problem.out_dtype} has no kernel yet for {problem.dtype} operands: valid is {problem.dtype}"
+    element, out = DTYPE_BYTES[problem.dtype], OUT_DTYPE_BYTES[problem.out_dtype]
+    if element == 1 and problem.layout != "nt":
+        yield f"layout {problem.layout} of {problem.dtype}: valid is nt, wgmma reads 8-bit operands along k alone"
+    if out == 1 and element != 1:
+        yield f"out_dtype {problem.out_dtype} of {problem.dtype} operands: valid are bf16, fp16, fp32"
+    if out == 1 and problem.fused.residual:
+        yield f"a residual of out_dtype {problem.out_dtype} has no kernel yet: valid are bf16, fp16, fp32"
+    if problem.accumulate != FAST and element != 1:
+        yield f"accumulate {problem.accumulate} of {problem.dtype}: valid is {FAST}, whose sums are float32"
     for axis in ("m", "n", "k"):
         if (extent := getattr(problem, axis)) > LARGEST_EXTENT:
             yield f"{axis} = {extent} is beyond 32-bit coordinates: valid is at most {LARGEST_EXTENT}"
@@ -125,6 +138,12 @@ def _launch_order(problem: Problem, s: Schedule) -> Iterator[str]:
 
 def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     """Fields that are valid alone and not together, or not on this device."""
+    if s.tile_k not in (valid := tile_ks(problem)):
+        yield f"tile_k {s.tile_k} of {problem.dtype} ends inside a row of a slab: valid are {_list(valid)}"
+    if not stored_whole(problem, s.tile_n):
+        yield f"tile_n {s.tile_n} of {problem.out_dtype} rows: valid are multiples of {TMA_ALIGNMENT} bytes"
+    if s.mma_in_flight and problem.accumulate == PROMOTED:
+        yield f"mma_in_flight {s.mma_in_flight} with promoted sums: valid is 0, sums are awaited to be added up"
     rows = 64 * s.warpgroups_per_tile
     if s.tile_m % rows:
         yield f"tile_m {s.tile_m} for {s.warpgroups_per_tile} warpgroups a tile: valid are multiples of {rows}"
@@ -157,6 +176,8 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
             yield f"{s.residual_buffers} residual buffers without a residual: valid is 0"
         if s.workspace:
             yield f"{s.residual_buffers} residual buffers with a workspace: valid is 0"
+        if not transposes_residual(problem):
+            yield f"{s.residual_buffers} residual buffers of {problem.out_dtype}: valid is 0, ldmatrix moves 16 bits"
     elif problem.fused.residual and s.swap_ab:
         yield "a residual read from device memory with swap_ab: valid are residual buffers, which transpose it"
     if s.swap_ab and s.store == "direct":
@@ -173,6 +194,8 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         pieces = piece_count(s)
         if s.epilogue_n > max(s.tile_n, EPILOGUE_N[0]):
             yield f"epilogue_n {s.epilogue_n} for tile_n {s.tile_n}: valid is at most the tile"
+        elif s.epilogue_n not in (valid := epilogue_ns(problem, s)):
+            yield f"epilogue_n {s.epilogue_n} of {problem.out_dtype}: valid are {_list(valid)}"
         elif s.epilogue_buffers > pieces:
             yield f"{s.epilogue_buffers} epilogue buffers for {pieces} chunks: valid is at most one for each"
     need = shared_memory(problem, s).total
@@ -217,6 +240,27 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
             yield f"split_k {s.split_k} with cluster {cluster}: valid is 1x1, the split is the cluster"
         if s.store == "direct":
             yield f"split_k {s.split_k} of a cluster with direct stores: valid is the store tma"
+
+
+def tile_ks(problem: Problem) -> tuple[int, ...]:
+    """Values of `tile_k` that are whole rows of an operand's slab."""
+    return tuple(k for k in TILE_K if k * DTYPE_BYTES[problem.dtype] % SWIZZLE_BYTES == 0)
+
+
+def stored_whole(problem: Problem, tile_n: int) -> bool:
+    """Whether TMA can store every piece of `tile_n` columns: the narrowest is a multiple of 16 bytes."""
+    return tile_n * OUT_DTYPE_BYTES[problem.out_dtype] % TMA_ALIGNMENT == 0
+
+
+def epilogue_ns(problem: Problem, s: Schedule) -> tuple[int, ...]:
+    """Values of `epilogue_n` whose rows in shared memory a swizzle covers; transposed, rows are 64 elements anyway."""
+    widest = SWIZZLE_BYTES // OUT_DTYPE_BYTES[problem.out_dtype]
+    return EPILOGUE_N if s.swap_ab else tuple(n for n in EPILOGUE_N if n <= widest)
+
+
+def transposes_residual(problem: Problem) -> bool:
+    """Whether chunks of a residual can be read as the accumulators lie, by ldmatrix."""
+    return OUT_DTYPE_BYTES[problem.out_dtype] == 2
 
 
 def _list(values: tuple[object, ...]) -> str:

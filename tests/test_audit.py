@@ -87,7 +87,7 @@ def _named(offset: int, mnemonic: str, operands: str, labels: dict[str, int]) ->
     plain = ("ELECT", "STSM", "R2UR", "BAR", "LDL", "STL", "CCTL", "MEMBAR", "UTMASTG", "USETMAXREG")
     if family in plain:
         return Instruction(offset, family)
-    if family == "HGMMA":
+    if family in ("HGMMA", "QGMMA"):
         return Instruction(offset, "HGMMA.gsb0" if "gsb0" in operands else "HGMMA")
     for name, modifier in (
         ("WARPGROUP", "ARRIVE"),

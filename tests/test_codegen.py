@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from tileseek.codegen import CompilePool, generate, launch_plan
+from tileseek.codegen import CompilePool, compile_kernel, generate, launch_plan
 from tileseek.space import DIMENSIONS, H200, LAUNCH_FIELDS, Problem, Schedule, domain, nearest, sample, violations
 from tileseek.space.enumeration import _START
 
@@ -64,6 +64,42 @@ def test_every_layout_compiles(layout: str, name: str) -> None:
     with CompilePool(1) as pool:
         (kernel,) = pool.compile_many([(Problem(4096, 4096, 4096, layout=layout, dtype="fp16"), Schedule.parse(name))])
     assert kernel.status == "ok", kernel.reason
+
+
+KINDS = [
+    *((dtype, out_dtype, "fast") for dtype in ("fp8", "fp8_e5m2") for out_dtype in ("bf16", "fp16", "fp32", "fp8")),
+    *(("fp8", out_dtype, "promoted") for out_dtype in ("bf16", "fp32", "fp8")),
+    *(("bf16", out_dtype, "fast") for out_dtype in ("fp16", "fp32")),
+    ("fp16", "bf16", "fast"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype", "accumulate"), KINDS)
+def test_operand_and_output_types_compile_and_pass_the_audit(dtype: str, out_dtype: str, accumulate: str) -> None:
+    rng = random.Random(f"{dtype} {out_dtype} {accumulate}")
+    for epilogue, count in (("none", 2), ("bias+relu", 1)):
+        problem = Problem(4096, 4096, 4096, dtype, "nt", 1, out_dtype, epilogue, accumulate=accumulate)
+        schedules = [sample(problem, H200, rng) for _ in range(count)]
+        with CompilePool(1) as pool:
+            kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
+        assert not {s.name: k.reason for s, k in zip(schedules, kernels, strict=True) if k.status != "ok"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["coop2_128x128x256_s2_w0_c1x1_pall_rm8_reg40-232_tma64x2", "pp2_128x96x128_s4_w0_c2x1_pall_rm8_reg24-240_tma32x1"],
+)
+def test_promoted_sums_are_added_up_every_128_of_k(name: str) -> None:
+    problem = Problem(4096, 4096, 4096, "fp8", accumulate="promoted")
+    schedule = Schedule.parse(name)
+    assert not violations(problem, schedule, H200)
+    kernel = compile_kernel(problem, schedule)
+    assert kernel.status == "ok" and kernel.audit is not None, kernel.reason
+    (loop,) = kernel.audit.loops
+    groups = schedule.tile_k // 128
+    assert (loop.gsb0, loop.arrive, loop.depbar) == (groups, groups, groups)
+    assert loop.hgmma == schedule.m64_per_warpgroup * 4 * groups
+    assert loop.instructions > schedule.accumulators * groups
 
 
 def test_source_depends_on_nothing_but_the_kind_and_the_kernel() -> None:

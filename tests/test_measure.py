@@ -24,7 +24,18 @@ from tileseek.measure.results import RATIOS, STATUSES, Candidate, Result
 from tileseek.measure.roofline import floor_us, roofline_us
 from tileseek.measure.stats import estimate, geomean, interval_rank, paired
 from tileseek.measure.supervisor import MeasureError, Measurer
-from tileseek.space import H200, LAYOUTS, BadInput, Problem, Schedule, violations
+from tileseek.space import (
+    DTYPE_BYTES,
+    H200,
+    LAYOUTS,
+    OUT_DTYPE_BYTES,
+    BadInput,
+    Problem,
+    Schedule,
+    nearest,
+    unsupported,
+    violations,
+)
 from tileseek.space.rules import SPLIT_K, TILE_K
 
 SCHEDULE = Schedule.parse("coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2")
@@ -119,7 +130,7 @@ class Product:
         self.exact = (self.a.astype(np.float64) @ self.b.astype(np.float64)).astype(np.float32)
 
     def right(self, d: np.ndarray) -> bool:
-        allowed = check.tolerance(self.k, self.dtype)
+        allowed = check.tolerance(Problem(96, 80, self.k, self.dtype))
         parts = []
         for rows in check.row_slices(*d.shape, elements=1000):
             worst, error, size = check.errors(d[rows], self.exact[rows], allowed)
@@ -165,10 +176,57 @@ def test_planted_bugs_are_caught(dtype: str, k: int) -> None:
     assert [name for name, d in bugs.items() if product.right(d)] == []
 
 
+def e4m3(x: np.ndarray) -> np.ndarray:
+    """x rounded to e4m3."""
+    _, exponent = np.frexp(x)
+    unit = np.exp2(np.maximum(exponent - 1, -6) - 3)
+    return np.clip(np.rint(x / unit) * unit, -448, 448)
+
+
+def short(terms: np.ndarray) -> np.ndarray:
+    """Sums over the last axis as Hopper's tensor cores add 8-bit products: 13 bits after the leading one of the
+    largest, truncated."""
+
+    def truncated(x: np.ndarray, largest: np.ndarray) -> np.ndarray:
+        unit = np.exp2(np.frexp(largest)[1] - 14)
+        return np.trunc(x / unit) * unit
+
+    total = truncated(terms, abs(terms).max(-1, keepdims=True)).sum(-1)
+    return truncated(total, abs(total))
+
+
+def summed_shortly(a: np.ndarray, b: np.ndarray, promoted: int = 0) -> np.ndarray:
+    """Rows of a times rows of b, 32 of k at a time, added up outside of the tensor cores every `promoted`."""
+    total, running = np.zeros(len(a)), np.zeros(len(a))
+    for k in range(0, a.shape[1], 32):
+        running = short(np.concatenate([running[:, None], a[:, k : k + 32] * b[:, k : k + 32]], axis=1))
+        if promoted and (k + 32) % promoted == 0:
+            total, running = total + running, np.zeros(len(a))
+    return total + running
+
+
+@pytest.mark.parametrize("k", [128, 4096])
+def test_short_sums_meet_the_tolerance_of_their_kind(k: int) -> None:
+    rng = np.random.default_rng(k)
+    a, b = e4m3(rng.standard_normal((200, k))), e4m3(rng.standard_normal((200, k)))
+    exact = (a * b).sum(1)
+
+    def right(d: np.ndarray, accumulate: str) -> bool:
+        problem = Problem(200, 16, k, "fp8", out_dtype="fp32", accumulate=accumulate)
+        allowed = check.tolerance(problem)
+        return check.verdict([tuple(map(float, check.errors(d, exact, allowed)))], allowed).right
+
+    fast, promoted = summed_shortly(a, b), summed_shortly(a, b, 128)
+    assert right(fast, "fast")
+    assert right(promoted, "promoted")
+    assert right(fast, "promoted") == (k == 128), "a precision that is not there"
+    assert not right(exact - (a * b)[:, -64:].sum(1), "fast"), "the last 64 of K left out"
+
+
 def test_the_first_wrong_element_is_named() -> None:
     product = Product("bf16", 64)
     d = rounded(product.exact, "bf16")
-    allowed = check.tolerance(64, "bf16")
+    allowed = check.tolerance(Problem(8, 8, 64))
     assert check.wrong_elements(d, product.exact, allowed) == (0, -1, -1)
     d[17, 3] = np.nan
     d[90, 0] += 50
@@ -183,6 +241,22 @@ def test_every_split_of_k_has_a_companion(layout: str, tile_k: int) -> None:
         split = Schedule("coop", 1, 64, 64, tile_k, 2, epilogue_n=32, split_k=split_k, reduction="slots")
         assert not violations(problem, split, H200)
         assert any(-(-companion.k // tile_k) >= split_k for companion in check.companions(problem, split, H200))
+
+
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp16", "fp32", "fp8"])
+@pytest.mark.parametrize(("dtype", "layout"), [("fp8", "nt"), ("fp8_e5m2", "nt"), ("bf16", "nn"), ("fp16", "tt")])
+def test_companions_are_aligned_to_their_elements_and_no_more(dtype: str, layout: str, out_dtype: str) -> None:
+    problem = Problem(4096, 4096, 8192, dtype, layout, out_dtype=out_dtype)
+    if any(unsupported(problem, H200)):
+        pytest.skip("has no kernel")
+    split = nearest({"tile_m": 64, "tile_n": 64, "tile_k": 128, "split_k": 64, "reduction": "slots"}, problem, H200)
+    found = check.companions(problem, split, H200)
+    assert any(-(-companion.k // split.tile_k) >= split.split_k == 64 for companion in found)
+    every = check.companions(problem, nearest({"split_k": 1}, problem, H200), H200)
+    assert len(every) == len(check.COMPANION_SIZES)
+    for companion in every:
+        rows = companion.n * min(OUT_DTYPE_BYTES[out_dtype], DTYPE_BYTES[dtype] if layout[1] == "n" else 16)
+        assert rows % 16 == 0 and rows // 16 % 2 == 1
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

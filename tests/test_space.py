@@ -48,6 +48,16 @@ PROBLEMS = st.builds(
     n=st.integers(1, 2_500).map(lambda n: 8 * n),
     k=st.integers(1, 2_500).map(lambda k: 8 * k),
     dtype=st.sampled_from(["bf16", "fp16"]),
+    out_dtype=st.sampled_from(["bf16", "fp16", "fp32"]),
+) | st.builds(
+    Problem,
+    m=st.integers(1, 20_000),
+    n=st.integers(1, 1_250).map(lambda n: 16 * n),
+    k=st.integers(1, 1_250).map(lambda k: 16 * k),
+    dtype=st.sampled_from(["fp8", "fp8_e5m2"]),
+    out_dtype=st.sampled_from(["bf16", "fp16", "fp32", "fp8"]),
+    accumulate=st.sampled_from(["fast", "promoted"]),
+    epilogue=st.sampled_from(["none", "bias+relu"]),
 )
 
 
@@ -115,10 +125,16 @@ def test_each_rule_names_the_value_it_refuses(changes: dict[str, Any], reason: s
         (Problem(64, 67, 64, "fp16"), "rows of D lie at multiples of 2 bytes"),
         (Problem(64, 64, 64, b_align=4), "rows of B lie at multiples of 4 bytes"),
         (Problem(63, 61, 59, a_align=16, b_align=16, d_align=16), ""),
-        (Problem(64, 64, 64, "fp8"), "dtype fp8"),
         (Problem(64, 64, 64, batch=3), ""),
         (Problem(64, 64, 64, batch=2**24), "m x n x batch"),
-        (Problem(64, 64, 64, out_dtype="fp32"), "out_dtype fp32"),
+        (Problem(64, 64, 128, "fp8"), "tile_k 64 of fp8"),
+        (Problem(64, 64, 136, "fp8"), "rows of A lie at multiples of 8 bytes"),
+        (Problem(64, 64, 128, "fp8_e5m2", "tn"), "layout tn of fp8_e5m2: valid is nt"),
+        (Problem(64, 72, 128, "fp8", out_dtype="fp8"), "rows of D lie at multiples of 8 bytes"),
+        (Problem(64, 64, 128, "fp8", out_dtype="fp8", epilogue="residual"), "a residual of out_dtype fp8"),
+        (Problem(64, 64, 64, out_dtype="fp8"), "out_dtype fp8 of bf16 operands"),
+        (Problem(64, 64, 64, accumulate="promoted"), "accumulate promoted of bf16"),
+        (Problem(64, 64, 64, out_dtype="fp32"), "epilogue_n 64 of fp32"),
     ],
 )
 def test_problems_without_a_kernel(problem: Problem, reason: str) -> None:
@@ -301,9 +317,10 @@ FIELDS: dict[str, Any] = {
     "n": st.integers(1, 50),
     "k": st.integers(1, 50),
     "batch": st.integers(1, 12),
-    "dtype": st.sampled_from(["bf16", "fp16", "fp8"]),
+    "dtype": st.sampled_from(["bf16", "fp16", "fp8", "fp8_e5m2"]),
     "layout": st.sampled_from(["nt", "nn", "tn", "tt"]),
-    "out_dtype": st.sampled_from(["bf16", "fp16", "fp32"]),
+    "out_dtype": st.sampled_from(["bf16", "fp16", "fp32", "fp8"]),
+    "accumulate": st.sampled_from(["fast", "promoted"]),
     "overlap": st.sampled_from(["none", "launch", "weights"]),
     "broadcast": st.sampled_from(["", "a", "b", "ab"]),
     "a_align": st.sampled_from([0, 4, 8, 16]),

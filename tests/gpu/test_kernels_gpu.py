@@ -53,6 +53,32 @@ PROBLEMS = [
         for layout in ("nt", "nn", "tn", "tt")
     ),
     Problem(517, 773, 1031, batch=3, a_align=16, b_align=16, d_align=16, epilogue="bias+residual"),
+    *(
+        Problem(521, 784, 1040, dtype, "nt", 1, out_dtype, epilogue, accumulate=accumulate)
+        for dtype, out_dtype, epilogue, accumulate in (
+            ("fp8", "bf16", "none", "fast"),
+            ("fp8", "bf16", "bias+relu", "promoted"),
+            ("fp8", "fp16", "residual", "fast"),
+            ("fp8", "fp32", "none", "promoted"),
+            ("fp8", "fp32", "bias_m+relu+residual", "fast"),
+            ("fp8", "fp8", "none", "fast"),
+            ("fp8", "fp8", "bias+relu", "promoted"),
+            ("fp8_e5m2", "bf16", "none", "fast"),
+            ("fp8_e5m2", "fp8", "none", "promoted"),
+        )
+    ),
+    Problem(17, 2120, 7168, "fp8"),
+    Problem(128, 1280, 8192, "fp8", accumulate="promoted"),
+    *(
+        Problem(520, 776, 1032, dtype, layout, 1, out_dtype, epilogue)
+        for dtype, layout, out_dtype, epilogue in (
+            ("bf16", "nt", "fp32", "none"),
+            ("bf16", "tn", "fp32", "bias+relu+residual"),
+            ("fp16", "nn", "fp32", "bias_m+gelu"),
+            ("fp16", "tt", "bf16", "none"),
+            ("bf16", "nt", "fp16", "bias+relu"),
+        )
+    ),
 ]
 
 
