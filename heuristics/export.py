@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from ..space import Problem, Schedule
+from ..space import DTYPE_BYTES, Problem, Schedule
 from .journal import JournalContents, Measure
 from .table import Entry, Table
 
-_TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.float8_e4m3fn"}
-_CSV_PROBLEM = ("m", "n", "k", "batch", "dtype", "out_dtype", "layout", "epilogue", "overlap")
+_TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+_CSV_PROBLEM = ("m", "n", "k", "batch", "dtype", "out_dtype", "layout", "epilogue", "overlap", "accumulate")
 _of_problem = attrgetter(*_CSV_PROBLEM)
-_PRECISION = {"bf16": "T", "fp16": "H", "fp32": "S", "fp8": "Q"}
+_PRECISION = {"bf16": "T", "fp16": "H", "fp32": "S"}
 _T4_INVALIDITY = {
     "correct": "correct",
     "compile": "compile",
@@ -89,11 +89,15 @@ def to_t4(contents: JournalContents) -> str:
 def _not_plain(problem: Problem) -> str:
     if problem.overlap != "none":
         return "the form has no overlap"
+    if DTYPE_BYTES[problem.dtype] == 1:
+        return "the form says nothing of how 8-bit products are summed"
     return "the form has no epilogue" if problem.epilogue != "none" else ""
 
 
 def _inductor_obstacle(entry: Entry) -> str:
     known = any(map(_in_triton, entry.schedules))
+    if entry.problem.out_dtype != entry.problem.dtype:
+        return "the form has no output types"
     return _not_plain(entry.problem) or ("" if known else "every schedule has odd tiles, splits K or swaps operands")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cost_model.costs import by_problem, costs
-from ..space import FOR_TIME, OBJECTIVES, BadInput, Device, Problem, Schedule, find_device, violations
+from ..space import DTYPE_BYTES, FOR_TIME, OBJECTIVES, BadInput, Device, Problem, Schedule, find_device, violations
 from .journal import JournalContents, Measure, policy_name
 from .noise import Noise
 from .selection import Selection, select_final
@@ -379,6 +379,12 @@ def _ranked(measures: Sequence[Measure], objective: str, choose: Callable[..., S
     return _Ranking([*(_Candidate(s, finals[s]) for s in order), *rest], selection.tied)
 
 
+def _numerics(problem: Problem, schedule: Schedule, rel_error: float | None) -> dict[str, Any]:
+    """How the bits of results come about; how sums are accumulated matters where operands have 8 bits."""
+    found = {"class": schedule.numerics, "rel_error": rel_error}
+    return {**found, "accumulate": problem.accumulate} if DTYPE_BYTES[problem.dtype] == 1 else found
+
+
 def _entry(problem: Problem, ranking: _Ranking) -> Entry | None:
     if not ranking.candidates:
         return None
@@ -399,7 +405,7 @@ def _entry(problem: Problem, ranking: _Ranking) -> Entry | None:
         vs_cublaslt_best=_rounded(best.middle("ratio_to_best")),
         alternates=tuple(alternates.values()),
         n_measured=len(ranking.candidates),
-        numerics={"class": best.schedule.numerics, "rel_error": max(errors, default=None)},
+        numerics=_numerics(problem, best.schedule, max(errors, default=None)),
         policy=max(policies, key=lambda policy: (policies[policy], policy)),
         tied=tuple(schedule.name for schedule in ranking.tied),
         energy_mj=_rounded(best.middle("energy_mj")),

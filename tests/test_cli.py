@@ -94,7 +94,7 @@ def test_query_for_another_device_says_where_times_come_from(run: Cli, table: Pa
 
 def test_query_of_a_suite_answers_every_row(run: Cli, table: Path, tmp_path: Path) -> None:
     suite = tmp_path / "mine.csv"
-    suite.write_text("name,layout,dtype,m,n,k\na,nt,bf16,8192,6144,4096\nb,nt,fp8,64,64,64\nc,nt,bf16,4096,6144,4096\n")
+    suite.write_text("name,layout,dtype,m,n,k\na,nt,bf16,8192,6144,4096\nb,nn,fp8,64,64,64\nc,nt,bf16,4096,6144,4096\n")
     answers = json.loads(run("query", suite, "--table", table, "--device", "H200", "--json").out)
     assert [(answer["name"], answer.get("provenance")) for answer in answers] == [
         ("a", "exact"),
@@ -320,7 +320,7 @@ def a_file(folder: Path) -> str:
         (["query", "8", "8", "8", "--epilogue", "magic"], "epilogue is 'magic'"),
         (["query", "8", "8", "8", "--frob"], "option --frob is unknown"),
         (["query", "8", "8", "8", "--device", "B200"], "device is 'B200': valid are H200"),
-        (["query", "8", "8", "8", "--dtype", "fp8"], "dtype fp8 has no kernel yet"),
+        (["query", "8", "8", "16", "--dtype", "fp8", "--layout", "nn"], "layout nn of fp8: valid is nt"),
         (["query", "headline", "--dtype", "fp16"], "--dtype goes with sizes"),
         (["query", "none.csv"], "cannot read none.csv: No such file or directory"),
         (["query", wrong_csv], "the header is 'name,m,n,k': valid is name,layout,dtype,m,n,k"),

@@ -155,9 +155,9 @@ def test_another_device_is_never_silently_exact() -> None:
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
-        (replace(SQUARE, dtype="fp8", out_dtype="bf16"), "dtype fp8"),
+        (replace(SQUARE, dtype="fp8", layout="nn"), "layout nn of fp8"),
         (replace(SQUARE, k=8191), "rows of A lie at multiples of 2 bytes"),
-        (replace(SQUARE, out_dtype="fp32"), "out_dtype fp32"),
+        (replace(SQUARE, out_dtype="fp8"), "out_dtype fp8"),
     ],
 )
 def test_a_problem_without_a_kernel_is_refused_with_the_reason(problem: Problem, reason: str) -> None:

@@ -15,10 +15,12 @@ from ..api import best_schedule, load_table
 from ..measure.gpus import hopper
 from ..space import BadInput, Device, NamedProblem, Schedule, unsupported
 from .inputs import (
+    Accumulate,
     AsJson,
     Dtype,
     Epilogue,
     Layout,
+    OutDtype,
     Overlap,
     ProblemWords,
     TablePath,
@@ -42,6 +44,8 @@ def command(
     layout: Layout = None,
     epilogue: Epilogue = None,
     overlap: Overlap = None,
+    out_dtype: OutDtype = None,
+    accumulate: Accumulate = None,
     least: Annotated[int, typer.Option(parser=whole_number, help="Leave out problems whose m, n or k is smaller.")] = 1,
     schedule: Annotated[
         str | None, typer.Option(help="Name of a schedule, for one problem (default: the best known).")
@@ -59,7 +63,18 @@ def command(
     """
     from ..measure.policy import POLICIES
 
-    named = _at_least(least, read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap))
+    named = _at_least(
+        least,
+        read_problems(
+            problems,
+            dtype=dtype,
+            layout=layout,
+            epilogue=epilogue,
+            overlap=overlap,
+            out_dtype=out_dtype,
+            accumulate=accumulate,
+        ),
+    )
     if policy not in POLICIES:
         raise BadInput(f"policy is {policy!r}: valid are {', '.join(POLICIES)}")
     device = hopper(gpu).device

@@ -12,10 +12,12 @@ from ..api import best_schedule, load_table, local_device
 from ..codegen.source import generate
 from ..space import H200, BadInput
 from .inputs import (
+    Accumulate,
     AsJson,
     Dtype,
     Epilogue,
     Layout,
+    OutDtype,
     Overlap,
     ProblemWords,
     TablePath,
@@ -32,6 +34,8 @@ def command(
     layout: Layout = None,
     epilogue: Epilogue = None,
     overlap: Overlap = None,
+    out_dtype: OutDtype = None,
+    accumulate: Accumulate = None,
     schedule: Annotated[str | None, typer.Option(help="Name of a schedule (default: the best one known).")] = None,
     sass: Annotated[bool, typer.Option("--sass", help="Print the machine code instead.")] = False,
     audit: Annotated[
@@ -46,7 +50,17 @@ def command(
         raise BadInput("--sass and --audit are both given: valid is one of them")
     if as_json and not audit:
         raise BadInput("--json is given without --audit: source and machine code are text")
-    problem = one_problem(read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap))
+    problem = one_problem(
+        read_problems(
+            problems,
+            dtype=dtype,
+            layout=layout,
+            epilogue=epilogue,
+            overlap=overlap,
+            out_dtype=out_dtype,
+            accumulate=accumulate,
+        )
+    )
     if schedule is None:
         chosen = best_schedule(problem, load_table(table)).schedule
     else:

@@ -10,7 +10,18 @@ import typer
 
 from ..heuristics.journal import Journal
 from ..space import BadInput
-from .inputs import Dtype, Epilogue, Layout, Overlap, ProblemWords, number, read_problems, whole_number
+from .inputs import (
+    Accumulate,
+    Dtype,
+    Epilogue,
+    Layout,
+    OutDtype,
+    Overlap,
+    ProblemWords,
+    number,
+    read_problems,
+    whole_number,
+)
 from .output import notes, progress
 from .tune import JOURNAL, live
 
@@ -21,6 +32,8 @@ def command(
     layout: Layout = None,
     epilogue: Epilogue = None,
     overlap: Overlap = None,
+    out_dtype: OutDtype = None,
+    accumulate: Accumulate = None,
     per_problem: Annotated[int, typer.Option(parser=whole_number, help="Schedules of each problem.")] = 300,
     seconds: Annotated[float | None, typer.Option(parser=number, help="Stop after that long (default: never).")] = None,
     out: Annotated[Path, typer.Option(help="Run folder, which gets the journal.")] = Path("runs/dataset"),
@@ -31,7 +44,15 @@ def command(
 
     An interrupted run goes on from its journal when the same command is given again.
     """
-    named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
+    named = read_problems(
+        problems,
+        dtype=dtype,
+        layout=layout,
+        epilogue=epilogue,
+        overlap=overlap,
+        out_dtype=out_dtype,
+        accumulate=accumulate,
+    )
     if per_problem < 1:
         raise BadInput(f"--per-problem is {per_problem}: valid is 1 or more")
     if seconds is not None and not 0 < seconds < math.inf:

@@ -16,13 +16,19 @@ ProblemWords = Annotated[
     list[str],
     typer.Argument(metavar="M N K | SUITE | FILE.csv", help="Sizes, a bundled suite, or a CSV of problems."),
 ]
-Dtype = Annotated[str | None, typer.Option(help="Operand dtype: bf16 (default) or fp16.")]
+Dtype = Annotated[str | None, typer.Option(help="Operand dtype: bf16 (default), fp16, fp8 (e4m3) or fp8_e5m2.")]
+OutDtype = Annotated[
+    str | None, typer.Option(help="Output dtype: bf16, fp16, fp32 or fp8 (default: the operands', bf16 for fp8).")
+]
 Layout = Annotated[str | None, typer.Option(help="Storage of A then B: nt (default) is A [M, K] and B [N, K].")]
 Epilogue = Annotated[str | None, typer.Option(help="What is fused after the product: none (default).")]
 Overlap = Annotated[
     str | None, typer.Option(help="What may overlap the kernel ahead: none (default), launch or weights.")
 ]
 Objective = Annotated[str, typer.Option(help="What to tune for: time (default), energy, or edp, their product.")]
+Accumulate = Annotated[
+    str | None, typer.Option(help="Sums of fp8 products: fast (default), or promoted to fp32 every 128 of k.")
+]
 TablePath = Annotated[Path | None, typer.Option("--table", help="Table to use instead of the bundled one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 

@@ -21,10 +21,12 @@ from ..results import has_table, journal_path
 from ..space import DEVICES, FOR_TIME, H200, BadInput, Device, NamedProblem, Problem, Schedule, unsupported
 from ..tables import make_table
 from .inputs import (
+    Accumulate,
     Dtype,
     Epilogue,
     Layout,
     Objective,
+    OutDtype,
     Overlap,
     ProblemWords,
     check_objective,
@@ -52,6 +54,8 @@ def command(
     layout: Layout = None,
     epilogue: Epilogue = None,
     overlap: Overlap = None,
+    out_dtype: OutDtype = None,
+    accumulate: Accumulate = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/ and the name of the problems).")] = None,
     measurements: Annotated[
         int | None,
@@ -72,7 +76,15 @@ def command(
     A run can be interrupted at any moment, and the same command goes on where it stopped. Without a Hopper GPU the
     bundled journal of an H200 is replayed.
     """
-    named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
+    named = read_problems(
+        problems,
+        dtype=dtype,
+        layout=layout,
+        epilogue=epilogue,
+        overlap=overlap,
+        out_dtype=out_dtype,
+        accumulate=accumulate,
+    )
     check_objective(objective)
     require("search", "optuna", "sklearn", "numpy")
     from ..search.budget import Budget
