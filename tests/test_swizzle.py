@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tileseek.codegen import epilogue, plan
+from tileseek.codegen import plan, stores
 
 WIDTHS = (8, 16, 32, 64)
 """Columns of a piece."""
@@ -27,7 +27,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if compiler is None:
         pytest.skip("no C++ compiler")
     folder: Path = tmp_path_factory.mktemp("swizzle")
-    texts = {"rows": epilogue._PIECE_ADDRESS, "columns": epilogue._PIECE_ADDRESS_TRANSPOSED}
+    texts = {"rows": stores._PIECE_ADDRESS, "columns": stores._PIECE_ADDRESS_TRANSPOSED}
     parts = [HOST]
     for name, text in texts.items():
         parts.append(f"namespace {name} {{\n{text}\n}}")
@@ -61,7 +61,7 @@ def test_matrices_lie_as_tma_moves_them_and_in_all_banks(compiled: ctypes.CDLL, 
                 # Lane i has row i % 8 of matrix i / 8: the upper and lower eight rows, then those of the next unit.
                 row, column = 16 * warp + lane % 16 // 8 * 8 + lane % 8, unit + lane // 16
                 if name == "rows":
-                    expected = swizzled(row * 2 * width + 16 * column, plan.piece_swizzle_bytes(width))
+                    expected = swizzled(row * 2 * width + 16 * column, plan.piece_swizzle_bytes(2 * width))
                 else:  # the piece is transposed: rows of 64 elements, one for each column
                     expected = swizzled((column * 8 + lane % 8) * 128 + row // 8 * 16, 128)
                 assert place == expected
