@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import math
 import random
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
-
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from ..cost_model.draft import spread
-from ..space import ALL_VALUES, Schedule
+from ..space import Schedule
 from .polish import refinements
+from .sampler import Sampler
 from .spaces import SearchSpace
 
 Score = Callable[[Sequence[Schedule]], Sequence[float]]
@@ -37,9 +33,6 @@ OVERSAMPLING = 2
 _TRIES = 64
 """Random draws in a row that may be known already before a space counts as exhausted."""
 
-_FAILED = 1.0
-"""How much worse than the worst measured schedule a failed one is, in logarithm."""
-
 
 class Proposer:
     """Proposes schedules for one problem and learns what they cost.
@@ -47,24 +40,23 @@ class Proposer:
     `transfers` are schedules that are good on other problems. What is known of this one is told like anything else.
     """
 
-    def __init__(self, space: SearchSpace, seed: int, transfers: Iterable[Schedule] = ()) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        seed: int,
+        transfers: Iterable[Schedule] = (),
+        sampler: str = "tpe",
+    ) -> None:
         self._space = space
         self._rng = random.Random(seed)
         self._seen: set[Schedule] = set()
         self._broken: set[Schedule] = set()
         self._costs: dict[Schedule, float] = {}
-        self._asked: list[optuna.Trial] = []
         self._transfers = list(transfers)
         self._drafted: list[Schedule] | None = None
         self._seed = seed
         self._seeded = 0
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(multivariate=True, constant_liar=True, seed=seed)
-        verbosity = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(sampler=sampler, direction="minimize")
-        optuna.logging.set_verbosity(verbosity)
+        self._sampler = Sampler(space, sampler, seed)
 
     @property
     def exhausted(self) -> bool:
@@ -85,21 +77,9 @@ class Proposer:
 
     def tell(self, outcomes: Mapping[Schedule, float | None]) -> None:
         """What schedules cost, proposed here or not; None for one that failed."""
-        while self._asked:
-            # What was asked has been measured as the valid schedule nearest to it, and is told as that.
-            self._study.tell(self._asked.pop(), state=optuna.trial.TrialState.FAIL)
         self._seen |= outcomes.keys()
         self._costs.update((s, cost) for s, cost in outcomes.items() if cost is not None)
-        worst = max(self._costs.values(), default=None)
-        for schedule, cost in outcomes.items():
-            if cost is not None:
-                value = math.log(cost)
-            elif worst is not None:
-                value = math.log(worst) + _FAILED
-            else:
-                continue
-            params = _params(schedule)
-            self._study.add_trial(optuna.trial.create_trial(params=params, distributions=_DISTRIBUTIONS, value=value))
+        self._sampler.tell(outcomes)
 
     def reject(self, kernel: Schedule) -> None:
         """Propose no schedule of this kernel again: it does not compile."""
@@ -115,7 +95,7 @@ class Proposer:
             polished = refinements(self._space, self.best(3), self._rng)
             self._take(_ordered(self._fresh(polished), score), round(POLISHING * count), batch)
             wanted = count - explored - len(batch)
-            pool = self._fresh([*self._suggestions(OVERSAMPLING * wanted), *self._draft(), *self._moved()])
+            pool = self._fresh([*self._sampler.ask(OVERSAMPLING * wanted), *self._draft(), *self._moved()])
             self._take(_varied(pool, score), wanted, batch)
         self._take(self._chance(count - len(batch)), count - len(batch), batch)
         return batch
@@ -143,14 +123,6 @@ class Proposer:
     def _moved(self) -> list[Schedule]:
         return [self._space.project(s.to_json()) for s in self._transfers]
 
-    def _suggestions(self, count: int) -> list[Schedule]:
-        found = []
-        for _ in range(count):
-            trial = self._study.ask(_DISTRIBUTIONS)
-            self._asked.append(trial)
-            found.append(self._space.project(_wish(trial.params)))
-        return found
-
     def _chance(self, count: int) -> list[Schedule]:
         found: dict[Schedule, None] = {}
         misses = 0
@@ -176,31 +148,3 @@ def _varied(schedules: Sequence[Schedule], score: Score) -> list[Schedule]:
 
 def _timed(schedules: Sequence[Schedule], score: Score) -> list[tuple[float, Schedule]]:
     return sorted((math.exp(value), s) for value, s in zip(score(schedules), schedules, strict=True))
-
-
-def _distribution(values: tuple[Any, ...]) -> BaseDistribution:
-    """Numbers are indices into their ordered values, so that the sampler knows which are close; words are not."""
-    if isinstance(values[0], str | bool):
-        return CategoricalDistribution(values)
-    return IntDistribution(0, len(values) - 1)
-
-
-_DISTRIBUTIONS = {name: _distribution(values) for name, values in ALL_VALUES.items()}
-
-
-def _params(schedule: Schedule) -> dict[str, Any]:
-    params = {}
-    for name, values in ALL_VALUES.items():
-        value = getattr(schedule, name)
-        params[name] = values.index(value) if isinstance(_DISTRIBUTIONS[name], IntDistribution) else value
-    return params
-
-
-def _wish(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "producer_regs": 0,
-        **{
-            name: ALL_VALUES[name][value] if isinstance(_DISTRIBUTIONS[name], IntDistribution) else value
-            for name, value in params.items()
-        },
-    }

@@ -22,6 +22,7 @@ from .known import known_before
 from .proposer import Proposer
 from .race import race
 from .runner import Runner
+from .sampler import SAMPLERS
 from .shootout import BRIEF_FINAL, FINALS, decide, final_seconds, shootout
 
 EXPLORING_SHARE = 0.8
@@ -57,11 +58,17 @@ LEAST_MEASURES = 4 * LEAST_ROWS
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search. The same options, seed and measures give the same decisions."""
+    """How to search. The same options, seed and measures give the same decisions.
+
+    Raises:
+        BadInput: no sampler has that name.
+    """
 
     seed: int = 0
     batch: int = 24
     """Schedules of one problem measured together; their compilation overlaps with the batch before."""
+    sampler: str = "tpe"
+    """Optuna's sampler, one of SAMPLERS."""
     learn: bool = True
     """Train the ranker on the journal as it grows."""
     finals: bool = True
@@ -72,6 +79,10 @@ class Options:
     """What to tune for, one of `space.OBJECTIVES`. The models rank by time; what is measured decides."""
     noise: Noise = field(default_factory=Noise)
     """What the device resolves: differences below it are ties."""
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise BadInput(f"sampler is {self.sampler!r}: valid are {', '.join(SAMPLERS)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +236,8 @@ class _Run:
         for index, problem in enumerate(problems):
             before = self._known.get(problem, [])
             transfers = [*self._incumbent(problem), *self._transfers(problem)]
-            proposer = Proposer(self._runner.space(problem), self._options.seed + index, transfers)
+            space = self._runner.space(problem)
+            proposer = Proposer(space, self._options.seed + index, transfers, self._options.sampler)
             task = _Task(problem, proposer, self._options)
             if before:
                 task.measures += before

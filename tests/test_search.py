@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import optuna
 import pytest
 from synthetic import journal, line, measure, true_us
 from tileseek.cost_model.costs import costs
@@ -22,9 +23,10 @@ from tileseek.search.race import race
 from tileseek.search.runner import LiveRunner, OnMeasure, ReplayRunner
 from tileseek.search.shootout import decide
 from tileseek.search.spaces import ListedSpace, WholeSpace
+from tileseek.search.study import StudyView
 from tileseek.search.survey import survey
 from tileseek.search.tuner import Options, Progress, tune
-from tileseek.space import H200, BadInput, Problem, Schedule, violations
+from tileseek.space import ALL_VALUES, H200, BadInput, Problem, Schedule, violations
 
 PROBLEMS = [Problem(16, 6144, 4096), Problem(2048, 4096, 4096), Problem(8192, 8192, 1024)]
 QUICK = Options(batch=8)
@@ -241,6 +243,26 @@ def test_kernels_of_one_problem_are_tried_on_its_siblings() -> None:
     tune(twins, runner, Budget(measurements=64), options=Options(batch=8, finals=False))
     kernels = [{s.kernel for problem, s in runner.asked if problem == twin} for twin in twins]
     assert len(kernels[0] & kernels[1]) >= 8
+
+
+def test_a_study_shows_what_the_journal_holds(tmp_path: Path) -> None:
+    problem = PROBLEMS[0]
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    schedules = WholeSpace(problem, H200).draft(4, 0)
+    known = [measure(problem, s, 10.0 + i) for i, s in enumerate(schedules[:2])]
+    for _ in range(2):  # the second time it is written anew
+        view = StudyView(url)
+        view.begin([problem, PROBLEMS[1]], known)
+        view.add(measure(problem, schedules[2], 9.0))
+        view.add(measure(problem, schedules[3], 1.0, status="timeout"))
+    assert set(optuna.get_all_study_names(url)) == {problem.key, PROBLEMS[1].key}
+    study = optuna.load_study(study_name=problem.key, storage=url)
+    assert [trial.value for trial in study.trials] == [10.0, 11.0, 9.0, None]
+    assert study.best_trial.user_attrs["schedule"] == schedules[2].name
+    assert study.best_trial.params["stages"] == ALL_VALUES["stages"].index(schedules[2].stages)
+    assert study.trials[3].user_attrs["status"] == "timeout"
+    with pytest.raises(BadInput, match="storage is 'nowhere'"):
+        StudyView("nowhere")
 
 
 def test_budget_rules() -> None:

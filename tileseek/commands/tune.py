@@ -40,6 +40,7 @@ from .output import notes, progress, write_text
 if TYPE_CHECKING:
     from ..search.budget import Budget
     from ..search.runner import Runner
+    from ..search.study import StudyView
     from ..search.tuner import Options, Summary
 
 JOURNAL = "journal.jsonl"
@@ -70,6 +71,11 @@ def command(
     ] = None,
     replay: Annotated[Path | None, typer.Option(help="Journal to replay instead of measuring.")] = None,
     objective: Objective = FOR_TIME,
+    sampler: Annotated[str, typer.Option(help="Optuna's sampler: tpe, qmc, genetic or random.")] = "tpe",
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Database that shows the search, such as sqlite:///study.db for optuna-dashboard."),
+    ] = None,
 ) -> None:
     """Search the best schedule of each problem; write the journal, a table and a report into the run folder.
 
@@ -88,14 +94,17 @@ def command(
     check_objective(objective)
     require("search", "optuna", "sklearn", "numpy")
     from ..search.budget import Budget
+    from ..search.study import StudyView
     from ..search.tuner import Options
 
+    view = None if storage is None else StudyView(storage)
+    options = Options(seed=seed, objective=objective, sampler=sampler)
     given = None if measurements is None and seconds is None else Budget(measurements, seconds)
     folder = out or Path("runs") / (Path(problems[0]).stem if len(problems) == 1 else named[0].name)
     with _world(named, gpu, replay, folder / JOURNAL, objective) as world, Journal(folder / JOURNAL) as journal:
         budget = given or Budget(MEASUREMENTS * len(world.named))
-        options = Options(seed=seed, objective=objective, noise=load_noise(world.runner.device))
-        summary, failure = _search(world, budget, journal, options)
+        options = replace(options, noise=load_noise(world.runner.device))
+        summary, failure = _search(world, budget, journal, options, view)
     _write(folder, world, objective)
     _tell(world, summary, folder)
     if failure is not None:
@@ -209,21 +218,27 @@ def _keep(named: Sequence[NamedProblem], obstacle: Callable[[Problem], str]) -> 
 
 
 def _search(
-    world: World, budget: Budget, journal: Journal, options: Options
+    world: World, budget: Budget, journal: Journal, options: Options, view: StudyView | None
 ) -> tuple[Summary | None, Exception | None]:
     """The summary, or the failure that ended the run: what was measured until then is in the journal."""
     from ..measure.supervisor import MeasureError
     from ..search.tuner import Progress, tune
 
+    problems = [each.problem for each in world.named]
+    if view is not None:
+        own = [m for m in [*world.history.measures, *world.history.compiles] if m.env == world.runner.env_key]
+        view.begin(problems, own)
     total = budget.measurements or budget.seconds or 0
     with progress("search", total) as bar:
 
         def show(at: Progress) -> None:
             bar(at.phase, at.measured if budget.measurements else at.elapsed_s)
+            if view is not None:
+                view.add(at.measure)
 
         try:
             summary = tune(
-                [each.problem for each in world.named],
+                problems,
                 world.runner,
                 budget,
                 journal=journal,
