@@ -69,6 +69,10 @@ class Ranker:
         mean = self.scores(problem, schedules, device).mean
         return [schedules[i] for i in np.argsort(mean, kind="stable")]
 
+    def expected_us(self, problem: Problem, schedule: Schedule, device: Device) -> float:
+        """Expected time of one call in microseconds."""
+        return math.exp(float(self.scores(problem, [schedule], device).mean[0]) + self.bias)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON that `predictor.Predictor` evaluates to the same scores."""
         return {

@@ -11,7 +11,7 @@ from functools import partial
 
 from ..space import Device, Problem, Schedule
 from .analytic import estimate_us
-from .costs import Measured, by_problem, costs
+from .costs import M, Measured, by_problem, costs
 from .ranker import family, train
 
 Rank = Callable[[Problem, Sequence[Schedule]], Sequence[Schedule]]
@@ -42,9 +42,7 @@ class Regret:
         return ordered[min(len(ordered) - 1, math.ceil(0.9 * len(ordered)) - 1)]
 
 
-def split_families(
-    measures: Sequence[Measured], folds: int, seed: int = 0
-) -> Iterator[tuple[list[Measured], list[Measured]]]:
+def split_families(measures: Sequence[M], folds: int, seed: int = 0) -> Iterator[tuple[list[M], list[M]]]:
     """(training, held out) for each fold: no (n, k) family is on both sides."""
     names = sorted({family(m.problem) for m in measures})
     random.Random(seed).shuffle(names)

@@ -190,7 +190,18 @@ def test_version_and_help(run: Cli) -> None:
     assert run("--version").out.startswith("tileseek ")
     assert all(
         word in run("--help").out
-        for word in ("tune", "query", "codegen", "bench", "export", "report", "doctor", "noise", "speed")
+        for word in (
+            "tune",
+            "query",
+            "bench",
+            "bench search",
+            "codegen",
+            "export",
+            "report",
+            "doctor",
+            "noise",
+            "speed",
+        )
     )
 
 
@@ -339,6 +350,9 @@ def a_file(folder: Path) -> str:
         (["export", "t4", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "."], "no journal in the folder ."),
+        (["bench", "search", "--arm", "luck"], "arm is 'luck': valid are random, tpe"),
+        (["tune", "headline", "--sampler", "luck"], "sampler is 'luck': valid are tpe"),
+        (["tune", "headline", "--storage", "here"], "storage is 'here', which cannot be used"),
         (["bench", *SIZES, "--policy", "lucky"], "policy is 'lucky': valid are screen, final, burst"),
         (["tune", *SIZES, "--measurements", "0"], "0 measurements: valid is a positive number"),
         (["tune", *SIZES, "--measurements", "many"], "'many' is not a whole number"),

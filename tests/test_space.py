@@ -458,9 +458,10 @@ def test_optional_columns(tmp_path: Path) -> None:
 
 def test_bundled_suites() -> None:
     assert suite_names() == [
-        *("decode", "decode_overlap", "gemv", "headline", "headline_nt", "llm", "noise", "nvfuser_sample", "odd")
+        *("decode", "decode_overlap", "gemv", "headline", "headline_nt", "llm", "noise", "nvfuser_sample", "odd"),
+        "oracle",
     ]
-    assert [len(suite(name)) for name in suite_names()] == [52, 16, 34, 25, 22, 139, 6, 300, 7]
+    assert [len(suite(name)) for name in suite_names()] == [52, 16, 34, 25, 22, 139, 6, 300, 7, 42]
     with pytest.raises(BadInput, match="decode, decode_overlap, gemv, headline, headline_nt, llm, noise, nvfuser_"):
         suite("../headline")
 

@@ -7,15 +7,40 @@ import os
 import signal
 import sys
 import warnings
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from . import __version__
-from .commands import bench, codegen, dataset, doctor, export, noise, query, report, roadmap, speed, tune
+from .commands import (
+    bench,
+    bench_search,
+    codegen,
+    dataset,
+    doctor,
+    export,
+    noise,
+    query,
+    report,
+    roadmap,
+    speed,
+    tune,
+)
 from .space import BadInput
+
+
+class _Commands(TyperGroup):
+    """Commands, among them some of two words: `bench search` is one, beside `bench PROBLEMS`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        words = " ".join(args[:2])
+        return super().resolve_command(ctx, [words, *args[2:]] if words in self.commands else args)
+
 
 app = typer.Typer(
     name="tileseek",
+    cls=_Commands,
     help="Find the fastest way to run a matrix multiplication on an NVIDIA Hopper GPU.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -26,6 +51,7 @@ app.command("tune", context_settings=_NUMBERS)(tune.command)
 app.command("query", context_settings=_NUMBERS)(query.command)
 app.command("codegen", context_settings=_NUMBERS)(codegen.command)
 app.command("bench", context_settings=_NUMBERS)(bench.command)
+app.command("bench search")(bench_search.command)
 app.command("dataset", context_settings=_NUMBERS)(dataset.command)
 app.command("noise", context_settings=_NUMBERS)(noise.command)
 app.command("export")(export.command)

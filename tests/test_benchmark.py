@@ -1,0 +1,121 @@
+"""Ways of searching compared by replay: nothing leaks, and finding stays as good as it is on an H200's journal."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from itertools import islice
+
+import pytest
+from synthetic import PROBLEMS, journal
+from tileseek.cost_model.costs import by_problem, costs
+from tileseek.cost_model.ranker import family
+from tileseek.heuristics.journal import Measure, read_journal
+from tileseek.heuristics.table import current_measures
+from tileseek.results import journal_path
+from tileseek.search import benchmark, nvidia
+from tileseek.search.benchmark import COUNTS, Case, document, replay
+from tileseek.search.sampler import SAMPLERS
+from tileseek.search.spaces import ListedSpace
+from tileseek.search.strategies import InOrder, Sampled, Strategy
+from tileseek.space import H200, BadInput, Problem, Schedule
+
+EACH = 40
+
+
+@pytest.fixture(scope="module")
+def synthetic() -> list[Measure]:
+    return journal(PROBLEMS, each=EACH).measures
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Measure]:
+    """Sixteen problems of the bundled journal of an H200: every other of those measured most."""
+    groups = by_problem(current_measures(read_journal(journal_path(H200)), H200))
+    broad = sorted((p for p in groups if p.overlap == "none"), key=lambda p: (-len(groups[p]), p))[:32:2]
+    return [m for p in sorted(broad) for m in groups[p]]
+
+
+def test_arms_know_nothing_of_a_family_held_out(synthetic: list[Measure], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[Problem] = Counter()
+
+    def arm(case: Case, count: int) -> list[Schedule]:
+        asked[case.problem] += 1
+        assert case.others and family(case.problem) not in {family(m.problem) for m in case.others}
+        assert {m.problem for m in case.measures} == {case.problem}
+        return case.schedules[:count]
+
+    monkeypatch.setattr(benchmark, "ARMS", {"spy": arm})
+    replay(synthetic, H200, folds=3, least=EACH)
+    assert asked == Counter({p: 1 for p in PROBLEMS})
+
+
+def test_every_arm_measures_distinct_schedules(synthetic: list[Measure]) -> None:
+    few = [m for m in synthetic if m.problem.m == 2048]
+    found = replay(few, H200, folds=2, least=EACH, most=8)
+    assert {each.problem for each in found} == {m.problem for m in few}
+    for each in found:
+        assert set(each.efficiency) == set(benchmark.arm_names())
+        for curve in each.efficiency.values():
+            values = list(curve.values())
+            assert list(curve) == [count for count in COUNTS if count <= 8]
+            assert values == sorted(values) and values[0] > 0 and values[-1] <= 1
+    facts = json.loads(json.dumps(document(found), allow_nan=False))
+    assert facts["problems"] == len(facts["rows"]) == len(found)
+    chance, tuner = facts["arms"]["random"], facts["arms"]["tuner"]
+    assert tuner["8"]["geomean"] > chance["8"]["geomean"]
+    assert 0 <= tuner["8"]["within_1"] <= tuner["8"]["within_5"] <= 1
+
+
+def test_what_cannot_be_replayed_is_refused(synthetic: list[Measure]) -> None:
+    with pytest.raises(BadInput, match="arm is 'luck': valid are random"):
+        replay(synthetic, H200, arms=["luck"])
+    with pytest.raises(BadInput, match="no problem with 300 schedules"):
+        replay(synthetic, H200)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_samplers_share_one_interface(sampler: str, synthetic: list[Measure]) -> None:
+    problem = PROBLEMS[5]
+    cost_of = dict(islice(costs([m for m in synthetic if m.problem == problem]).items(), 16))
+
+    def order(seed: int) -> list[Schedule]:
+        strategy: Strategy = Sampled(ListedSpace(problem, H200, cost_of), sampler, seed)
+        found: list[Schedule] = []
+        while batch := strategy.propose(5):
+            found += batch
+            strategy.tell({s: None if s.swap_ab else cost_of[s] for s in batch})
+        return found
+
+    assert order(0) == order(0) != order(1)
+    assert Counter(order(0)) == Counter(cost_of.keys())
+
+
+def test_an_order_is_kept() -> None:
+    schedules = [m.schedule for m in islice(journal(PROBLEMS[:1], each=10).measures, 6)]
+    strategy: Strategy = InOrder([*schedules, *schedules])
+    assert [s for _ in range(4) for s in strategy.propose(2)] == schedules
+
+
+@pytest.mark.skipif(not nvidia.available(), reason="the package nvidia-matmul-heuristics is not installed")
+def test_nvidias_choices_become_measured_schedules(synthetic: list[Measure]) -> None:
+    problem = Problem(2048, 6144, 4096)
+    schedules = [m.schedule for m in synthetic if m.problem == problem]
+    order = nvidia.nvidia_order(problem, schedules, H200)
+    assert 4 <= len(order) == len(set(order)) and set(order) <= set(schedules)
+    assert order[0].tile_m * order[0].tile_n >= 128 * 128
+
+
+def test_the_search_stays_as_good_as_it_is(recorded: list[Measure]) -> None:
+    """Bounds that were met with a little to spare. Who betters the search may raise them."""
+    facts = document(replay(recorded, H200, arms=["random", "draft", "tuner"], folds=3, least=100, most=32))
+    tuner, draft, chance = (facts["arms"][name] for name in ("tuner", "draft", "random"))
+    assert tuner["1"]["geomean"] >= 0.90
+    assert tuner["8"]["geomean"] >= 0.95
+    assert tuner["32"]["geomean"] >= 0.98
+    assert tuner["32"]["worst_decile"] >= 0.95
+    assert facts["prune"]["recall_of_ties"] >= 0.85
+    for count in ("4", "8", "16", "32"):
+        assert tuner[count]["geomean"] > max(draft[count]["geomean"], chance[count]["geomean"])
+    assert facts["expected_us"]["median_abs_log_ratio"] < math.log(1.15)

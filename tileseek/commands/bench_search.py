@@ -1,0 +1,102 @@
+"""`tileseek bench search`: how few measurements find the best schedule, by replay of a journal. No GPU is needed."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..heuristics.journal import read_journal
+from ..heuristics.table import current_measures
+from ..results import journal_path
+from ..space import H200, find_device
+from .inputs import AsJson, require, whole_number
+from .output import check_writable, dumps_json, print_table, progress, write_text
+
+
+def command(
+    journal: Annotated[
+        list[Path] | None, typer.Option(help="Journal to replay (default: bundled); may be repeated.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device class that measured.")] = H200.name,
+    arm: Annotated[list[str] | None, typer.Option(help="Way of searching (default: all); may be repeated.")] = None,
+    folds: Annotated[int, typer.Option(parser=whole_number, help="Parts of the families, each held out once.")] = 10,
+    least: Annotated[
+        int, typer.Option(parser=whole_number, help="Schedules a problem must have; those with fewer only teach.")
+    ] = 300,
+    seed: Annotated[int, typer.Option(parser=whole_number, help="Seed of everything drawn.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture of the curves, such as curves.svg.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare ways of searching on a journal: how close to its best schedule they are after 1, 2, 4 ... measurements.
+
+    Problems are held out by (n, k) family: what a search knows beforehand was measured on other families.
+    """
+    require("search", "optuna", "sklearn", "numpy")
+    if plot is not None:
+        require("plot", "matplotlib")
+    for path in (out, plot):
+        if path is not None:
+            check_writable(path)
+    from ..search.benchmark import arm_names, document, replay
+
+    arms = arm_names(arm)
+    where = find_device(device)
+    measures = current_measures(read_journal(journal or [journal_path(where)]), where)
+    with progress("replaying", len({m.problem for m in measures})) as advance:
+        found = replay(measures, where, arms=arms, folds=folds, least=least, seed=seed, progress=advance)
+    facts = {"command": shlex.join(["tileseek", *sys.argv[1:]]), "device": where.name, **document(found)}
+    if out is not None:
+        write_text(out, dumps_json(facts))
+    if plot is not None:
+        _plot(facts, plot)
+    if as_json:
+        write_text(None, dumps_json(facts))
+    else:
+        _print(facts)
+
+
+def _print(facts: Mapping[str, Any]) -> None:
+    print(f"{facts['problems']} problems, {facts['schedules']} schedules; percent of the best, by measurements")
+    for title, name in (
+        ("geometric mean", "geomean"),
+        ("worst decile", "worst_decile"),
+        ("share of problems within 2 %", "within_2"),
+    ):
+        print()
+        rows = [[arm, *(f"{100 * at[name]:.1f}" for at in curve.values())] for arm, curve in facts["arms"].items()]
+        print_table([title, *next(iter(facts["arms"].values()))], rows)
+    prune, expected = facts["prune"], facts["expected_us"]
+    print(
+        f"\npruned to {prune['kept']:.0%}, the best schedule is kept on {prune['recall']:.0%} of problems,"
+        f" it or one within {prune['tie']:.0%} on {prune['recall_of_ties']:.0%}"
+    )
+    print(f"expected time of the best schedule: off by {expected['median_abs_log_ratio']:.1%} in the median")
+
+
+def _plot(facts: Mapping[str, Any], path: Path) -> None:
+    """Regret against measurements, an axis each for the mean and the worst decile."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    # Equal results give equal files.
+    matplotlib.rcParams["svg.hashsalt"] = "tileseek"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 4), sharey=True, layout="constrained")
+    for axis, title, name in zip(axes, ("geometric mean", "worst decile"), ("geomean", "worst_decile"), strict=True):
+        for arm, curve in facts["arms"].items():
+            regret = [100 * (1 / at[name] - 1) for at in curve.values()]
+            axis.plot([int(count) for count in curve], regret, marker="o", label=arm)
+        axis.set(title=title, xscale="log", yscale="symlog", xlabel="measurements")
+        axis.set_xticks([int(count) for count in curve], list(curve))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("slower than the best measured, %")
+    axes[1].legend()
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)
