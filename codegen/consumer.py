@@ -45,8 +45,9 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
             f"  constexpr int ALIGNMENT = {FLAG_ALIGNMENT};  // of the slots",
             "  const long long flags = (cta_tiles * CONSUMERS * 4 + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;",
             "  float4* const slots = (float4*)((char*)workspace + flags);",
-            "  const u32 vote = smem + SMEM_VOTES + 4 * consumer;",
         ]
+        if not s.dealt:
+            lines.append("  const u32 vote = smem + SMEM_VOTES + 4 * consumer;")
     if s.split_cluster:
         lines.append("  const u32 received = smem + SMEM_EXCHANGE + consumer * EXCHANGE_SLOTS * SLOT;")
     if s.dependent_launch and problem.fused.bias:

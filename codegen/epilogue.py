@@ -28,7 +28,11 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     if s.split_cluster:
         parts.append(_EXCHANGE)
     if s.workspace:
-        parts += [_LAST_TO_ARRIVE, _ADD_ATOMIC if s.reduction == "atomic" else _ADD_SLOTS]
+        parts += {
+            "slots": [_LAST_TO_ARRIVE, _ADD_SLOTS],
+            "atomic": [_LAST_TO_ARRIVE, _ADD_ATOMIC],
+            "shares": [_SHARES],
+        }[s.reduction]
     return [*parts, *stores.functions(problem, s), *fusion.functions(problem, s)]
 
 
@@ -36,6 +40,8 @@ def call(problem: Problem, s: Schedule) -> list[str]:
     """Lines of the consumer that write its rows of the tile at (row, column)."""
     if not s.workspace:
         return _write(problem, s)
+    if s.dealt:
+        return _shares(problem, s)
     return [
         "const int cta = cluster_column * CLUSTER_M + cluster_row;",
         "u32* const counter = workspace + ((long long)tile * CLUSTER_M * CLUSTER_N + cta) * CONSUMERS + consumer;",
@@ -45,6 +51,29 @@ def call(problem: Problem, s: Schedule) -> list[str]:
         *("  " + line for line in _write(problem, s)),
         "}",
     ]
+
+
+def _shares(problem: Problem, s: Schedule) -> list[str]:
+    """Lines that keep this part in its slot; then, when all parts are there, add and store the pieces dealt to it."""
+    lines = [
+        "u32* const counter = workspace + tile * CONSUMERS + consumer;",
+        "float4* const first_part = part_address(slots, tile * SPLIT_K, consumer, thread);",
+        "keep_part(accumulators, first_part + unit_work.part * PART_STEP, counter, consumer, thread);",
+        "// The warpgroups' pieces are dealt to different CTAs as long as there are enough.",
+        "const int share = (unit_work.part + consumer * (SPLIT_K - PIECES % SPLIT_K)) % SPLIT_K;",
+        "if (share < OWNERS) {",
+        *("  " + line for line in fusion.after_main_loop(problem, s)),
+        "  wait_for_parts(counter, consumer, thread);",
+    ]
+    for piece in pieces(s):
+        add = (
+            f"add_parts<{piece.column}, {piece.width}>(accumulators[{piece.block}],"
+            f" first_part + {piece.block} * (TILE_N / 8) * 128);"
+        )
+        lines.append(f"  if (share == {piece.owner}) {{")
+        lines += ["    " + line for line in [add, *_store(problem, s, piece)]]
+        lines.append("  }")
+    return [*lines, "  leave_parts(counter, consumer, thread);", "}"]
 
 
 def _write(problem: Problem, s: Schedule) -> list[str]:
@@ -190,6 +219,73 @@ __device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& wo
     source += step * SLOT_STEP;
   }
   return true;
+}"""
+
+_SHARES = """\
+// Every part of a tile has a slot of the workspace; in it each warpgroup has M64 x TILE_N / 8 vectors of every thread.
+constexpr int PART_STEP = CONSUMERS * M64 * (TILE_N / 8) * 128;  // from part to part
+__device__ __forceinline__ float4* part_address(float4* slots, int slot, int consumer, int thread) {
+  return slots + (long long)slot * PART_STEP + consumer * M64 * (TILE_N / 8) * 128 + thread;
+}
+
+// Keeps this part of a tile in its slot, and counts it.
+template <int COUNT>
+__device__ __forceinline__ void keep_part(const float (&d)[M64][COUNT], float4* part, u32* counter, int consumer,
+                                          int thread) {
+  #pragma unroll
+  for (int i = 0; i < M64; ++i) {
+    #pragma unroll
+    for (int j = 0; j < COUNT; j += 4)
+      part[(i * COUNT + j) / 4 * 128] = float4{d[i][j], d[i][j + 1], d[i][j + 2], d[i][j + 3]};
+  }
+  device_fence();
+  named_sync(1 + consumer, 128);
+  if (thread == 0) arrive_global(counter);
+}
+
+// Returns when all parts of the tile are kept. They come without this CTA's help: every CTA of the grid is running.
+__device__ __forceinline__ void wait_for_parts(const u32* counter, int consumer, int thread) {
+  if (thread == 0) wait_for_count(counter, SPLIT_K);
+  named_sync(1 + consumer, 128);
+  device_fence();
+}
+
+// Adds all parts of columns COLUMN .. COLUMN + WIDTH of a 64-row block, always in the same order, with sixteen loads of
+// a thread on their way.
+template <int COLUMN, int WIDTH, int COUNT>
+__device__ __forceinline__ void add_parts(float (&d)[COUNT], const float4* part) {
+  constexpr int UNITS = WIDTH / 8, TOGETHER = 16 / UNITS;
+  #pragma unroll
+  for (int j = COLUMN / 2; j < (COLUMN + WIDTH) / 2; ++j) d[j] = 0;
+  #pragma unroll 1
+  for (int first = 0; first < SPLIT_K; first += TOGETHER) {
+    float4 v[TOGETHER][UNITS];
+    #pragma unroll
+    for (int i = 0; i < TOGETHER; ++i) {
+      #pragma unroll
+      for (int unit = 0; unit < UNITS; ++unit) {
+        const float4* source = part + (long long)(first + i) * PART_STEP + (COLUMN / 8 + unit) * 128;
+        v[i][unit] = first + i < SPLIT_K ? load_global(source) : float4{0, 0, 0, 0};
+      }
+    }
+    #pragma unroll
+    for (int i = 0; i < TOGETHER; ++i) {
+      #pragma unroll
+      for (int unit = 0; unit < UNITS; ++unit) {
+        const int j = (COLUMN / 8 + unit) * 4;
+        d[j] += v[i][unit].x;
+        d[j + 1] += v[i][unit].y;
+        d[j + 2] += v[i][unit].z;
+        d[j + 3] += v[i][unit].w;
+      }
+    }
+  }
+}
+
+// The last to have added its pieces sets the counter back to zero.
+__device__ __forceinline__ void leave_parts(u32* counter, int consumer, int thread) {
+  named_sync(1 + consumer, 128);
+  if (thread == 0 && arrive_global(counter) == SPLIT_K + OWNERS - 1) *counter = 0;
 }"""
 
 _ADD_ATOMIC = """\

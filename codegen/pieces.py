@@ -39,7 +39,7 @@ def _from(name: str, offset: int) -> str:
 
 def pieces(s: Schedule) -> Iterator[Piece]:
     """The pieces of a warpgroup's tile in the order of storing, dealt to the CTAs that share K in turn."""
-    owners = s.split_k if s.split_cluster else 1
+    owners = s.split_k if s.dealt else 1
     order = 0
     for block in range(s.m64_per_warpgroup):
         for column, width in store_pieces(s.tile_n, s.epilogue_n):

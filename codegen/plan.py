@@ -25,12 +25,13 @@ from ..space import (
     tile_grid,
 )
 from ..space.problem import TMA_ALIGNMENT
-from ..space.resources import ACCUMULATOR_BYTES, SWIZZLE_BYTES, OperandTile, operand_tiles
+from ..space.resources import ACCUMULATOR_BYTES, SWIZZLE_BYTES, OperandTile, loaded_rows, operand_tiles
 from . import walk
 
 INT_ARGUMENTS = ("m", "n", "k", "k_zigzag", *walk.FIELDS)
 """The 32-bit kernel arguments after the tensor maps, in order: m and n are the rows and columns that the kernel
-computes; the last are the fields of its `Walk`. A `gemv` has the first three."""
+computes; the last are the fields of its `Walk`. With `clip_boxes` the bytes of a stage follow. A `gemv` has the first
+three."""
 
 BATCH_INT_ARGUMENTS = (*INT_ARGUMENTS, *walk.BATCH_FIELDS, "batch", "a_step", "b_step")
 """The same with a batch: the steps of the kernel's operands are 1, or 0 for one that all products share."""
@@ -137,7 +138,11 @@ def launch_plan(problem: Problem, schedule: Schedule, pitches: Pitches | None = 
     pitches = pitches or Pitches.of(problem)
     if schedule.arrangement == GEMV:
         return _gemv_plan(problem, schedule, pitches)
-    maps = [_operand_map(problem, schedule, tile, pitches) for tile in operand_tiles(problem, schedule)]
+    tiles = operand_tiles(problem, schedule)
+    loaded = loaded_rows(problem, schedule)
+    maps = [
+        _operand_map(problem, schedule, tile, slab_rows, pitches) for tile, slab_rows in zip(tiles, loaded, strict=True)
+    ]
     staged = ["d"] if schedule.store == "tma" else []
     if schedule.residual_buffers:
         staged.append("c")
@@ -151,6 +156,7 @@ def launch_plan(problem: Problem, schedule: Schedule, pitches: Pitches | None = 
             int(schedule.k_zigzag),
             *walk.values(grid, schedule),
             *(_batch_ints(problem, schedule) if problem.batched else ()),
+            *([_stage_bytes(loaded, tiles)] if schedule.clip_boxes else []),
         ),
         arguments=tuple(_arguments(problem, schedule, pitches)),
         block=schedule.threads,
@@ -169,7 +175,9 @@ def map_rank(problem: Problem) -> int:
     return 3 if problem.batched else 2
 
 
-def _operand_map(problem: Problem, schedule: Schedule, tile: OperandTile, pitches: Pitches) -> TensorMapSpec:
+def _operand_map(
+    problem: Problem, schedule: Schedule, tile: OperandTile, slab_rows: int, pitches: Pitches
+) -> TensorMapSpec:
     rows, columns = problem.stored(tile.operand)
     element = DTYPE_BYTES[problem.dtype]
     return _tensor_map(
@@ -179,7 +187,7 @@ def _operand_map(problem: Problem, schedule: Schedule, tile: OperandTile, pitche
         problem.dtype,
         (columns, rows, problem.copies(tile.operand)),
         _bytes(getattr(pitches, tile.operand), element),
-        box=(SWIZZLE_BYTES // element, tile.slab_rows // tile.slices),
+        box=(SWIZZLE_BYTES // element, slab_rows // tile.slices),
         swizzle_bytes=SWIZZLE_BYTES,
     )
 
@@ -238,6 +246,11 @@ def _bytes(pitch: Pitch, element: int) -> tuple[int, int]:
 def _batch_ints(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     """The products, and for both operands of the kernel the step from one to the next."""
     return problem.batch, *(int(problem.copies(t.operand) > 1) for t in operand_tiles(problem, schedule))
+
+
+def _stage_bytes(loaded: tuple[int, int], tiles: tuple[OperandTile, OperandTile]) -> int:
+    """Bytes that arrive in a stage whose slabs have `loaded` rows of each operand."""
+    return sum(rows * SWIZZLE_BYTES * tile.slabs for rows, tile in zip(loaded, tiles, strict=True))
 
 
 def _arguments(problem: Problem, schedule: Schedule, pitches: Pitches) -> Iterator[Argument]:

@@ -45,6 +45,13 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         lines += _load_operand(problem, s, name, tile)
     lines.append("      Ring<STAGES> ring{0, 0};")
     corner = {name: _corner(problem, name) for name in tiles}
+    arriving = "A_STAGE + B_STAGE"
+    if s.clip_boxes:
+        arriving = "stage_bytes"
+        lines += [
+            "      // Rows of a tile outside the matrix are not loaded. What was left there, NaN or not, reaches only",
+            "      // rows or columns of the accumulators that are never stored.",
+        ]
     first = "unit_work.first_block + " if s.workspace else "first_block + " if s.split_cluster else ""
     if s.dependent_launch == "weights":
         early = "a" if s.swap_ab else "b"
@@ -57,7 +64,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             *("      " + line for line in loop(s)),
             "        const Position at = tile_position(tile, walk);",
             "        for (; early < STAGES && early < k_blocks; ++early) {",
-            "          mbarrier_expect(full + 8 * early, A_STAGE + B_STAGE);",
+            f"          mbarrier_expect(full + 8 * early, {arriving});",
             f"          load_{early}(early, ({first}early) * TILE_K, {corner[early]});",
             "        }",
             "        break;",
@@ -70,7 +77,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             "            --early;",
             "          } else {",
             "            mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
-            "            mbarrier_expect(full + 8 * ring.stage, A_STAGE + B_STAGE);",
+            f"            mbarrier_expect(full + 8 * ring.stage, {arriving});",
             f"            load_{early}(ring.stage, column, {corner[early]});",
             "          }",
             f"          load_{late}(ring.stage, column, {corner[late]});",
@@ -80,7 +87,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             lines.append("      wait_for_dependencies();")
         fill = [
             "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
-            "          mbarrier_expect(full + 8 * ring.stage, A_STAGE + B_STAGE);",
+            f"          mbarrier_expect(full + 8 * ring.stage, {arriving});",
             f"          load_a(ring.stage, column, {corner['a']});",
             f"          load_b(ring.stage, column, {corner['b']});",
         ]

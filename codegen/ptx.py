@@ -26,6 +26,34 @@ __device__ __forceinline__ void device_fence() { asm volatile("fence.acq_rel.gpu
 C_TYPES = {"bf16": "unsigned short", "fp16": "unsigned short", "fp32": "float", "fp8": "unsigned char"}
 """What a pointer to elements of a dtype points to."""
 
+VOTE = """\
+__device__ __forceinline__ void store_word(u32 address, u32 word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+__device__ __forceinline__ u32 load_word(u32 address) {
+  u32 word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}"""
+
+WAIT_FOR_COUNT = """\
+// Returns when the counter has come to `count`; what those who counted had written before is then visible.
+__device__ __forceinline__ void wait_for_count(const u32* counter, u32 count) {
+  u32 now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  } while (now < count);
+}"""
+
+LOAD_GLOBAL = """\
+// From L2: what another SM wrote is not looked for in this one's L1.
+__device__ __forceinline__ float4 load_global(const float4* source) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(source) : "memory");
+  return v;
+}"""
+
 PRIMITIVES: dict[str, str] = {
     "shared_address": """\
 // The 32-bit address of a pointer into shared memory.
@@ -120,23 +148,14 @@ __device__ __forceinline__ float4 load_shared(u32 source) {
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }""",
-    "workspace": ARRIVAL
-    + """
-__device__ __forceinline__ void store_word(u32 address, u32 word) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
-}
-__device__ __forceinline__ u32 load_word(u32 address) {
-  u32 word;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
-  return word;
-}
-// From L2: what another SM wrote is not looked for in this one's L1.
-__device__ __forceinline__ float4 load_global(const float4* source) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(source) : "memory");
-  return v;
-}""",
+    "workspace": f"""\
+{ARRIVAL}
+{VOTE}
+{LOAD_GLOBAL}""",
+    "shares": f"""\
+{ARRIVAL}
+{WAIT_FOR_COUNT}
+{LOAD_GLOBAL}""",
     "add_global": """\
 __device__ __forceinline__ void add_global(float4* target, float4 v) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"

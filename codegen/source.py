@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 from ..space import DTYPE_BYTES, GEMV, OUT_DTYPE_BYTES, PINGPONG, PROMOTED, Problem, Schedule, shared_memory
 from ..space.problem import PROMOTED_K
-from ..space.resources import OperandTile, empty_arrivals, exchange_slots, operand_tiles, stage_readers
+from ..space.resources import (
+    OperandTile,
+    empty_arrivals,
+    exchange_slots,
+    operand_tiles,
+    piece_count,
+    stage_readers,
+)
 from . import epilogue, fusion, gemv, ptx, walk
 from .consumer import consumer
 from .plan import map_rank, store_widths
@@ -130,7 +137,7 @@ def _constants(problem: Problem, s: Schedule) -> str:
     lines += [f"constexpr u32 SMEM_FULL = {smem.barriers};", "constexpr u32 SMEM_EMPTY = SMEM_FULL + 8 * STAGES;"]
     if s.residual_buffers:
         lines.append("constexpr u32 SMEM_LANDED = SMEM_EMPTY + 8 * STAGES;")
-    if s.workspace:
+    if s.workspace and not s.dealt:
         lines.append(f"constexpr u32 SMEM_VOTES = {smem.votes};")
     if s.reduction == "slots":
         lines.append(f"constexpr int SLOT_STEP = {2 if s.stream_k else 1};  // of the workspace")
@@ -146,6 +153,12 @@ def _constants(problem: Problem, s: Schedule) -> str:
     lines += fusion.constants(s)
     if s.split_k > 1:
         lines += ["", f"constexpr int SPLIT_K = {s.split_k};  // CTAs that share the K of a tile"]
+    if s.workspace and s.dealt:
+        pieces = piece_count(s)
+        lines += [
+            f"constexpr int PIECES = {pieces}, OWNERS = {min(pieces, s.split_k)};"
+            "  // of a warpgroup's tile; CTAs they are dealt to",
+        ]
     if s.split_cluster:
         lines += [
             f"constexpr int EXCHANGE_SLOTS = {exchange_slots(s)};  // pieces a warpgroup receives at most",
@@ -178,7 +191,8 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
         "dependent_launch": bool(s.dependent_launch),
         "evict_first": bool(s.evict_first),
         "named_sync": not s.multicast or staged or pingpong or s.workspace,
-        "workspace": s.workspace,
+        "workspace": s.workspace and not s.dealt,
+        "shares": s.workspace and s.dealt,
         "add_global": s.reduction == "atomic",
         "named_arrive": not s.multicast or pingpong,
         "tma_store": staged,
@@ -243,6 +257,8 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     arguments += ["int m, int n, int k, int k_zigzag", *walk.parameters(problem)]
     if problem.batched:
         arguments.append("int batch, int a_step, int b_step")
+    if s.clip_boxes:
+        arguments.append("int stage_bytes")
     identity = [
         "  constexpr int cluster_row = 0, cluster_column = 0;",
         "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",

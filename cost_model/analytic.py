@@ -28,7 +28,15 @@ from ..space import (
     tile_grid,
 )
 from ..space.gemv import gemv_registers, gemv_tile
-from ..space.resources import REGISTER_OVERHEAD, SWIZZLE_BYTES, WGMMA_K_BYTES, piece_count, wgmma_groups
+from ..space.resources import (
+    REGISTER_OVERHEAD,
+    SWIZZLE_BYTES,
+    WGMMA_K_BYTES,
+    loaded_rows,
+    operand_tiles,
+    piece_count,
+    wgmma_groups,
+)
 
 GPC_SMS = (18, 18, 18, 18, 18, 16, 16, 10)
 """SMs of each GPC, 132 in all. Which have how many differs from card to card; these agree with an H200 that held 64
@@ -196,7 +204,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     block = _tensor_cycles(s, device, element, c)
     issue = max(_issue_cycles(problem, s, block, c), sharing * block)
     epilogue = _epilogue_cycles(s, c)
-    outside = (max(0, s.tile_m - rows) + max(0, s.tile_n - columns)) * s.tile_k * element / SWIZZLE_BYTES
+    outside = _rows_outside(problem, s, rows, columns) * s.tile_k * element / SWIZZLE_BYTES
     outside_ns = sharing * outside * c.outside_ns
     intake_ns = sharing * (a_bytes + b_bytes) / c.intake_bytes_per_ns
     l2_ns = running * l2_block / c.l2_bytes_per_ns
@@ -301,6 +309,18 @@ def _analyse_gemv(problem: Problem, s: Schedule, device: Device, c: Constants) -
     )
 
 
+def _rows_outside(problem: Problem, s: Schedule, rows: int, columns: int) -> int:
+    """Rows of the CTA's operand tiles that TMA fills with zeros."""
+    outside = max(0, s.tile_m - rows) + max(0, s.tile_n - columns)
+    if not outside or not s.clip_boxes:
+        return outside
+    tiles, loaded = operand_tiles(problem, s), loaded_rows(problem, s)
+    return sum(
+        max(0, (kept if tile.k_major else tile.extent) - extent)
+        for tile, kept, extent in zip(tiles, loaded, (rows, columns), strict=True)
+    )
+
+
 def _part_ns(s: Schedule, serial_units: float, c: Constants) -> float:
     """What a CTA spends to add up the parts of a tile: for each of its tiles, or once in a stream-K kernel."""
     tile_bytes = s.tile_m * s.tile_n * 4
@@ -308,6 +328,10 @@ def _part_ns(s: Schedule, serial_units: float, c: Constants) -> float:
         return c.reduce_ns + tile_bytes * (1 - 1 / s.split_k) / c.reduce_bytes_per_ns
     if s.reduction == "atomic":
         return c.workspace_ns + 2 * tile_bytes / c.atomic_bytes_per_ns
+    if s.workspace and s.dealt:
+        # Batches of sixteen loads of a thread, one round trip after the other.
+        batches = ceil_div(piece_count(s), s.split_k) * ceil_div(s.split_k * s.epilogue_n // 8, 16)
+        return c.workspace_ns + (1 + batches) * (c.part_ns + 16 * 16 * 128 * s.consumers / c.part_bytes_per_ns)
     if s.workspace:
         # Stream-K cuts a tile in two or three, or in as many parts as it gives a tile CTAs.
         parts = max(2.0, 1 / serial_units) if s.stream_k else s.split_k

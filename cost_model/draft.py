@@ -35,7 +35,7 @@ from ..space import (
 )
 from ..space.gemv import STAGES as GEMV_STAGES
 from ..space.gemv import gemv_tile, gemv_tiles
-from ..space.resources import operand_tiles
+from ..space.resources import can_clip, operand_tiles
 from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K, TILE_K
 from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us, read_once
 
@@ -145,9 +145,11 @@ def _best_tiles(problem: Problem, device: Device, count: int) -> list[Schedule]:
         for tile in _tiles(problem.resized(_SIZE, _SIZE, _SIZE), device)
         for swap in swaps
         if not _beyond(tile, problem, swap)
-        for s in _structures(replace(tile, swap_ab=True) if swap else tile, problem, device)
+        for s in _structures(replace(tile, swap_ab=swap, clip_boxes=_outside(tile, problem, swap)), problem, device)
     )
-    everything = itertools.chain(candidates, _streamed(problem, device))
+    everything: Iterable[Schedule] = itertools.chain(candidates, _streamed(problem, device))
+    if problem.deterministic:
+        everything = (s for s in everything if s.numerics == "deterministic")
     return spread(sorted((estimate_us(problem, s, device), s) for s in everything))[:count]
 
 
@@ -166,6 +168,11 @@ def _beyond(tile: Schedule, problem: Problem, swap: bool) -> bool:
     return tile.tile_m - 64 >= rows or (tile.tile_n - 8 >= columns and tile.tile_n > 16)
 
 
+def _outside(tile: Schedule, problem: Problem, swap: bool) -> bool:
+    """Whether a tile has rows that nothing of the matrix falls into, which need not be loaded."""
+    return can_clip(problem, replace(tile, swap_ab=swap))
+
+
 def _structures(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
     """`s` with one CTA an SM that walks over whole tiles, with several CTAs an SM, and where whole tiles fill the
     device badly, with several CTAs to a tile."""
@@ -182,9 +189,9 @@ def _structures(s: Schedule, problem: Problem, device: Device) -> Iterator[Sched
         fitting = [k for k in shares if k * clusters <= device.sm_count]
         parts = [replace(s, split_k=k, persistent=False, epilogue_n=16) for k in in_cluster[-2:]]
         parts += [
-            replace(s, split_k=k, persistent=False, reduction=reduction)
+            replace(s, split_k=k, persistent=False, reduction=reduction, epilogue_n=chunk)
             for k in fitting[-1:]
-            for reduction in ("slots", "atomic")
+            for reduction, chunk in (("slots", s.epilogue_n), ("atomic", s.epilogue_n), ("shares", 16))
         ]
         yield from (ringed for part in parts if (ringed := _with_ring(part, problem, device)).stages > 1)
         for k in [k for k in shares if device.sm_count < k * clusters <= 2 * device.sm_count][-1:]:

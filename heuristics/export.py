@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from ..space import DTYPE_BYTES, Problem, Schedule
+from ..space import DTYPE_BYTES, GEMV, Problem, Schedule
 from .journal import JournalContents, Measure
 from .table import Entry, Table
 
 _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
-_CSV_PROBLEM = ("m", "n", "k", "batch", "dtype", "out_dtype", "layout", "epilogue", "overlap", "accumulate")
+_CSV_PROBLEM = (
+    *("m", "n", "k", "batch", "dtype", "out_dtype", "layout", "epilogue", "overlap", "accumulate", "deterministic"),
+)
 _of_problem = attrgetter(*_CSV_PROBLEM)
 _PRECISION = {"bf16": "T", "fp16": "H", "fp32": "S"}
 _T4_INVALIDITY = {
@@ -75,7 +77,7 @@ def to_nvfuser(table: Table) -> str:
     found = []
     for entry in table.entries:
         if not _nvfuser_obstacle(entry):
-            plain = next(s for s in entry.schedules if not s.swap_ab)
+            plain = next(s for s in entry.schedules if _in_nvfuser(s))
             found.append({"problem": _nvfuser_problem(entry.problem), "config": _nvfuser_config(plain)})
     return _pretty(found)
 
@@ -91,6 +93,8 @@ def _not_plain(problem: Problem) -> str:
         return "the form has no overlap"
     if DTYPE_BYTES[problem.dtype] == 1:
         return "the form says nothing of how 8-bit products are summed"
+    if problem.deterministic:
+        return "the form has no promise to be deterministic"
     return "the form has no epilogue" if problem.epilogue != "none" else ""
 
 
@@ -102,8 +106,8 @@ def _inductor_obstacle(entry: Entry) -> str:
 
 
 def _nvfuser_obstacle(entry: Entry) -> str:
-    swapped = all(s.swap_ab for s in entry.schedules)
-    return _not_plain(entry.problem) or ("every schedule swaps operands" if swapped else "")
+    known = any(map(_in_nvfuser, entry.schedules))
+    return _not_plain(entry.problem) or ("" if known else "every schedule swaps operands or has no tensor cores")
 
 
 _OBSTACLES: Mapping[str, Callable[[Entry], str]] = {"inductor": _inductor_obstacle, "nvfuser": _nvfuser_obstacle}
@@ -133,7 +137,11 @@ def _inductor_config(p: Problem, s: Schedule) -> dict[str, Any]:
 
 def _in_triton(s: Schedule) -> bool:
     powers = all(size & (size - 1) == 0 for size in (s.tile_m, s.tile_n, s.tile_k))
-    return powers and s.split_k == 1 and not s.swap_ab
+    return powers and s.split_k == 1 and not s.swap_ab and s.arrangement != GEMV
+
+
+def _in_nvfuser(s: Schedule) -> bool:
+    return not s.swap_ab and s.arrangement != GEMV
 
 
 def _nvfuser_problem(p: Problem) -> dict[str, Any]:

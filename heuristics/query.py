@@ -93,9 +93,11 @@ def best_schedule(problem: Problem, table: Table, device: Device | None = None) 
 
 
 def _choose(problem: Problem, table: Table, device: Device) -> Choice:
-    entry = table.runnable.get(problem) if device == table.device else None
-    if entry is not None:
-        return Choice(problem, device, entry.schedule, EXACT, entry.median_us, problem, table.device.name)
+    same = (problem, replace(problem, deterministic=False)) if device == table.device else ()
+    for entry in (table.runnable[known] for known in same if known in table.runnable):
+        # What won without the promise and keeps it would have won with it.
+        if not violations(problem, entry.schedule, device):
+            return Choice(problem, device, entry.schedule, EXACT, entry.median_us, entry.problem, table.device.name)
     reasons = list(unsupported(problem, device))
     if reasons:
         raise BadInput("; ".join(reasons))
@@ -133,10 +135,13 @@ def _predictor(table: Table) -> Predictor | None:
 
 
 def _by_same_sizes(problem: Problem, table: Table, device: Device) -> Choice | None:
-    """For a problem with overlap: what overlaps changes little in which schedule is best, the sizes change much."""
-    if problem.overlap == "none":
+    """For a problem with overlap, or a deterministic one: what these change in which schedule is best is little, the
+    sizes change much."""
+    plain = replace(problem, deterministic=False)
+    same = dict.fromkeys((problem, plain, _alone(plain)))
+    if len(same) == 1:
         return None
-    entries = [table.by_problem[same] for same in (problem, _alone(problem)) if same in table.by_problem]
+    entries = [table.by_problem[known] for known in same if known in table.by_problem]
     return _from_entries(problem, entries, table, device)
 
 

@@ -11,7 +11,7 @@ from ..codegen.compiler import compile_kernel
 from ..space import NamedProblem, Schedule
 from .policy import FINAL, Policy
 from .results import Candidate, Result
-from .roofline import roofline_us
+from .roofline import roofline_share, roofline_us
 from .stats import geomean
 from .supervisor import Measurer
 
@@ -70,6 +70,7 @@ def _row(measurer: Measurer, named: NamedProblem, result: Result) -> dict[str, A
     def known(value: Any) -> Any:
         return value if result.correct else None
 
+    mhz = result.clock_mhz or 1.0
     return {
         "name": named.name,
         "problem": named.problem.to_json(),
@@ -100,5 +101,6 @@ def _row(measurer: Measurer, named: NamedProblem, result: Result) -> dict[str, A
         "power_limited": known(result.power_limited),
         "slot_ms": known(result.slot_ms),
         "rounds": len(result.times_us),
-        "roofline_us": known(roofline_us(named.problem, measurer.device, result.clock_mhz or 1.0)),
+        "roofline_us": known(roofline_us(named.problem, measurer.device, mhz)),
+        "roofline_share": known(roofline_share(named.problem, measurer.device, mhz, result.median_us or 1.0)),
     }

@@ -19,7 +19,15 @@ from typing import Any
 from . import gemv
 from .device import Device
 from .problem import PROMOTED, Problem
-from .resources import max_accumulators, operand_tiles, piece_count, producer_extras, register_splits, shared_memory
+from .resources import (
+    can_clip,
+    max_accumulators,
+    operand_tiles,
+    piece_count,
+    producer_extras,
+    register_splits,
+    shared_memory,
+)
 from .rules import (
     CLUSTERS,
     CONSUMERS,
@@ -144,7 +152,7 @@ def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
 
 def _must_stage(s: Schedule, problem: Problem) -> bool:
     """Whether direct stores are out of the question: they transpose nothing, fuse nothing, and store pairs."""
-    return s.swap_ab or s.split_cluster or problem.epilogue != "none" or problem.n % 2 == 1
+    return s.swap_ab or s.dealt or problem.epilogue != "none" or problem.n % 2 == 1
 
 
 def _staged(s: Schedule, problem: Problem) -> Schedule:
@@ -198,6 +206,10 @@ def _reductions(s: Schedule, problem: Problem, device: Device) -> list[str]:
     possible = REDUCTIONS if s.split_k <= MAX_CLUSTER else [r for r in REDUCTIONS if r != "cluster"]
     if _loads_residual(s, problem):
         possible = [r for r in possible if r == "cluster"]
+    if problem.deterministic:
+        possible = [r for r in possible if r != "atomic"]
+    if tile_grid(problem, _with(s, reduction="shares")).ctas > device.sm_count:
+        possible = [r for r in possible if r != "shares"]
     return [r for r in possible if _fits(_smallest(_with(s, reduction=r), problem), problem, device)]
 
 
@@ -215,7 +227,7 @@ def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
 
 
 def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
-    if s.split_cluster:
+    if s.dealt:
         return [(1, 1)]
     return [(m, n) for m, n in CLUSTERS if _multicast_kinds(_with(s, cluster_m=m, cluster_n=n), problem)]
 
@@ -230,7 +242,7 @@ def _slices_fit(s: Schedule, problem: Problem) -> bool:
 
 
 def _persistent(s: Schedule) -> list[bool]:
-    if s.split_cluster:
+    if s.dealt:
         return [False]
     return [True] if s.stream_k else [True, False]
 
@@ -289,6 +301,7 @@ _TILED: Mapping[str, _Domain] = {
     "dependent_launch": lambda s, p, d: [
         launch for launch in DEPENDENT_LAUNCH[p.overlap] if _producer_fits(_with(s, dependent_launch=launch))
     ],
+    "clip_boxes": lambda s, p, d: [False, True] if can_clip(p, s) else [False],
     "persistent": lambda s, p, d: _persistent(s),
     "ctas": _ctas,
     "raster": _raster,
@@ -403,6 +416,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "evict_first": EVICT_FIRST,
     "dependent_launch": DEPENDENT_LAUNCH["weights"],
     "l2_promotion": L2_PROMOTIONS,
+    "clip_boxes": (False, True),
 }
 
 

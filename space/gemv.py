@@ -64,6 +64,7 @@ FIXED: Mapping[str, Any] = {
     "l2_promotion": 256,
     "residual_buffers": 0,
     "multicast_kind": "slice",
+    "clip_boxes": False,
 }
 """Fields that mean nothing here, with their only valid values."""
 

@@ -49,9 +49,10 @@ MAX_EXTENT = 2**31 - 1
 _CSV_REQUIRED = ("name", "layout", "dtype", "m", "n", "k")
 _CSV_OPTIONAL = (
     *("batch", "out_dtype", "epilogue", "overlap"),
-    *("broadcast", "a_align", "b_align", "d_align", "accumulate"),
+    *("broadcast", "a_align", "b_align", "d_align", "accumulate", "deterministic"),
 )
 _CSV_NUMBERS = ("m", "n", "k", "batch", "a_align", "b_align", "d_align")
+_CSV_TRUTH = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,6 +82,8 @@ class Problem:
     b_align: int = 0
     d_align: int = 0
     accumulate: str = FAST
+    deterministic: bool = False
+    """Whether equal inputs must give equal bits: no schedule that adds in the order of arrival."""
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k", "batch"):
@@ -96,6 +99,8 @@ class Problem:
         Epilogue.parse(self.epilogue)
         _one_of("overlap", self.overlap, OVERLAPS)
         _one_of("broadcast", self.broadcast, BROADCASTS)
+        if not isinstance(self.deterministic, bool):
+            raise BadInput(f"deterministic is {self.deterministic!r}: valid are True, False")
         if not self.batched:
             object.__setattr__(self, "broadcast", "")
         for matrix in MATRICES:
@@ -180,8 +185,9 @@ class Problem:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """Everything but the sizes: problems of one kind can share kernels and be each other's neighbours. Of the
-        geometry it has whether there is a batch, and alignments that TMA does not take."""
+        """What decides the kernels that compute it, but for the sizes: problems of one kind can share kernels and be
+        each other's neighbours. Of the geometry it has whether there is a batch, and alignments that TMA does not
+        take."""
         words = (self.dtype, self.out_dtype, self.a_major, self.b_major, self.epilogue, self.overlap, self.accumulate)
         aligned = [(matrix, self.alignment(matrix)) for matrix in MATRICES]
         odd = (f"{matrix}{size}" if size < TMA_ALIGNMENT else "" for matrix, size in aligned)
@@ -189,8 +195,8 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """A name unique to the problem, such as `m16_n6144_k4096_b1_bf16_bf16_ak_bk_none_none`; broadcast, alignments
-        and how sums are accumulated follow where they are not the default."""
+        """A name unique to the problem, such as `m16_n6144_k4096_b1_bf16_bf16_ak_bk_none_none`; broadcast, alignments,
+        how sums are accumulated and `deterministic` follow where they are not the default."""
         return (
             f"m{self.m}_n{self.n}_k{self.k}_b{self.batch}_{self.dtype}_{self.out_dtype}"
             f"_a{self.a_major}_b{self.b_major}_{self.epilogue}_{self.overlap}"
@@ -198,12 +204,13 @@ class Problem:
 
     def _seldom(self) -> dict[str, Any]:
         """The fields that keys and JSON leave out at their defaults."""
-        defaults = {"broadcast": "", **{f"{matrix}_align": 0 for matrix in MATRICES}, "accumulate": FAST}
+        aligned = {f"{matrix}_align": 0 for matrix in MATRICES}
+        defaults = {"broadcast": "", **aligned, "accumulate": FAST, "deterministic": False}
         return {name: value for name, default in defaults.items() if (value := getattr(self, name)) != default}
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of journals and tables, with the unambiguous majors in place of the layout; broadcast,
-        alignments and how sums are accumulated only where they are not the default."""
+        """The JSON object of journals and tables, with the unambiguous majors in place of the layout; what is in
+        `_seldom` only where it is not the default."""
         return {
             "m": self.m,
             "n": self.n,
@@ -295,6 +302,8 @@ def _from_words(cells: Mapping[str, str], where: str) -> Problem:
                 fields[word] = int(fields[word])
             except ValueError:
                 raise BadInput(f"{where}: {word} is {fields[word]!r}: valid is a whole number") from None
+    if "deterministic" in fields:
+        fields["deterministic"] = _CSV_TRUTH.get(fields["deterministic"].lower(), fields["deterministic"])
     try:
         return Problem(**fields)
     except BadInput as error:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .gemv import gemv_smem_bytes
 from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, PROMOTED, PROMOTED_K, Problem
 from .schedule import GEMV, PINGPONG, Schedule
+from .tiles import kernel_extents
 
 SWIZZLE_BYTES = 128
 """Bytes in one row of an operand slab: the widest swizzle of TMA and wgmma."""
+
+SWIZZLE_ROWS = 8
+"""Rows after which that swizzle repeats."""
 
 WGMMA_K_BYTES = 32
 """Bytes of K that one wgmma consumes of each operand row (k16 of 16-bit elements)."""
@@ -76,6 +80,31 @@ def operand_tiles(problem: Problem, schedule: Schedule) -> tuple[OperandTile, Op
     return tile(rows, schedule.tile_m, schedule.cluster_n), tile(columns, schedule.tile_n, schedule.cluster_m)
 
 
+def loaded_rows(problem: Problem, schedule: Schedule) -> tuple[int, int]:
+    """Rows of every slab of the row operand and of the column operand that the CTAs load together.
+
+    With `clip_boxes` only those that hold something, in whole groups of the eight that the swizzle repeats after: of an
+    operand that is contiguous along K, whose extent is below the tile's, and that no other CTA shares.
+    """
+
+    def rows(tile: OperandTile, extent: int) -> int:
+        clipped = schedule.clip_boxes and tile.k_major and tile.sharers == 1
+        return min(tile.slab_rows, -(-extent // SWIZZLE_ROWS) * SWIZZLE_ROWS) if clipped else tile.slab_rows
+
+    row_tile, column_tile = operand_tiles(problem, schedule)
+    row_extent, column_extent = kernel_extents(problem, schedule)
+    return rows(row_tile, row_extent), rows(column_tile, column_extent)
+
+
+def can_clip(problem: Problem, schedule: Schedule) -> bool:
+    """Whether `clip_boxes` would load less."""
+    rows, columns = kernel_extents(problem, schedule)
+    if schedule.arrangement == GEMV or (schedule.tile_m <= rows and schedule.tile_n <= columns):
+        return False
+    clipped = replace(schedule, clip_boxes=True)
+    return loaded_rows(problem, clipped) != tuple(tile.slab_rows for tile in operand_tiles(problem, schedule))
+
+
 @dataclass(frozen=True, slots=True)
 class SharedMemory:
     """Byte offsets into dynamic shared memory, in order; `total` is what a launch asks for."""
@@ -88,7 +117,7 @@ class SharedMemory:
     exchange: int
     barriers: int
     votes: int
-    """One word for each consumer warpgroup, where parts meet in device memory."""
+    """One word for each consumer warpgroup, where the last to arrive in device memory adds up."""
     total: int
 
 
@@ -109,7 +138,7 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
     barriers = exchange + slot * exchange_slots(schedule) * schedule.consumers
     rings = schedule.stages + schedule.residual_buffers * schedule.consumers
     votes = barriers + (2 * rings + schedule.split_cluster) * MBARRIER_BYTES
-    total = votes + (4 * schedule.consumers if schedule.workspace else 0)
+    total = votes + (4 * schedule.consumers if schedule.workspace and not schedule.dealt else 0)
     return SharedMemory(0, b, epilogue, residual, bias, exchange, barriers, votes, total)
 
 

@@ -46,7 +46,7 @@ EPILOGUE_BUFFERS = (1, 2, 4)
 SPLIT_K = (*range(1, 17), 20, 24, 32, 48, 64)
 MAX_CLUSTER = 16
 """CTAs of the largest cluster of Hopper, which a kernel must ask for beyond 8."""
-REDUCTIONS = ("cluster", "slots", "atomic")
+REDUCTIONS = ("cluster", "slots", "atomic", "shares")
 EVICT_FIRST = ("", "a", "b")
 RESIDUAL_BUFFERS = (0, 1, 2, 4)
 L2_PROMOTIONS = (0, 64, 128, 256)
@@ -62,7 +62,7 @@ def violations(problem: Problem, schedule: Schedule, device: Device) -> list[str
     values = list(_values(schedule))
     reasons += values
     if not values:
-        reasons += _launch_order(problem, schedule)
+        reasons += _promises(problem, schedule)
         rules = gemv.gemv_violations if schedule.arrangement == GEMV else _combinations
         reasons += rules(problem, schedule, device)
     return reasons
@@ -130,7 +130,11 @@ def _values(s: Schedule) -> Iterator[str]:
         yield f"cluster {s.cluster_m}x{s.cluster_n}: valid are {clusters}"
 
 
-def _launch_order(problem: Problem, s: Schedule) -> Iterator[str]:
+def _promises(problem: Problem, s: Schedule) -> Iterator[str]:
+    """What the problem asks of any schedule."""
+    if problem.deterministic and s.numerics != "deterministic":
+        valid = ", ".join(r for r in REDUCTIONS if r != s.reduction)
+        yield f"reduction {s.reduction} where the problem is deterministic: valid are {valid}"
     if s.dependent_launch not in (allowed := DEPENDENT_LAUNCH[problem.overlap]):
         words = ", ".join(map(repr, allowed))
         yield f"dependent_launch {s.dependent_launch!r} where the overlap is {problem.overlap}: valid are {words}"
@@ -180,6 +184,8 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
             yield f"{s.residual_buffers} residual buffers of {problem.out_dtype}: valid is 0, ldmatrix moves 16 bits"
     elif problem.fused.residual and s.swap_ab:
         yield "a residual read from device memory with swap_ab: valid are residual buffers, which transpose it"
+    if s.clip_boxes and not any(t.k_major and t.sharers == 1 for t in operand_tiles(problem, s)):
+        yield "clip_boxes without an operand that is contiguous along k and not shared: valid is False"
     if s.swap_ab and s.store == "direct":
         yield "direct stores with swap_ab: valid is the store tma, which transposes"
     yield from _shared_k(problem, s, device)
@@ -230,16 +236,25 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
             yield f"stream_k over {grid.k_blocks} k-blocks a tile: valid are fewer than {2**31 // device.sm_count**2}"
         if (blocks := grid.ctas * grid.k_blocks) < device.sm_count:
             yield f"stream_k over {blocks} k-blocks: valid is at least one for each of {device.sm_count} SMs"
+    elif s.reduction == "shares":
+        if grid.ctas > device.sm_count:
+            yield f"reduction shares on {grid.ctas} CTAs: valid is at most one for each of {device.sm_count} SMs"
+        yield from _dealt(s)
     elif s.split_cluster:
         if s.split_k > MAX_CLUSTER:
             yield f"split_k {s.split_k} of a cluster: valid is at most {MAX_CLUSTER}"
-        if s.persistent:
-            yield f"split_k {s.split_k} of a cluster in a persistent kernel: valid is one tile per CTA"
-        if s.multicast:
-            cluster = f"{s.cluster_m}x{s.cluster_n}"
-            yield f"split_k {s.split_k} with cluster {cluster}: valid is 1x1, the split is the cluster"
-        if s.store == "direct":
-            yield f"split_k {s.split_k} of a cluster with direct stores: valid is the store tma"
+        yield from _dealt(s)
+
+
+def _dealt(s: Schedule) -> Iterator[str]:
+    """Pieces of a tile that are dealt to the CTAs that share its K: all of these are there at the same time."""
+    split = f"split_k {s.split_k} {'of a cluster' if s.split_cluster else 'by shares'}"
+    if s.persistent:
+        yield f"{split} in a persistent kernel: valid is one tile per CTA"
+    if s.multicast:
+        yield f"split_k {s.split_k} with cluster {s.cluster_m}x{s.cluster_n}: valid is 1x1 for {s.reduction}"
+    if s.store == "direct":
+        yield f"{split} with direct stores: valid is the store tma"
 
 
 def tile_ks(problem: Problem) -> tuple[int, ...]:

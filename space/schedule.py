@@ -67,7 +67,8 @@ class Schedule:
     reduction: str = "cluster"
     """How the parts of a tile are added. `cluster`: the CTAs that share it are a cluster and send their parts to the
     owner of a piece through distributed shared memory. `slots`: in device memory, the last to arrive adds them in
-    order. `atomic`: added to device memory in the order of arrival."""
+    order. `shares`: in device memory, each adds some pieces of the tile in order when all have arrived. `atomic`: added
+    to device memory in the order of arrival."""
     stream_k: bool = False
     """Tiles beyond the last full wave are cut into equal shares of k-blocks, one for each CTA."""
     evict_first: str = ""
@@ -86,6 +87,9 @@ class Schedule:
     multicast_kind: str = "slice"
     """Who loads an operand tile that CTAs of a cluster share. `slice`: each of them a slice, for all; `leader`: the
     first of them the whole tile."""
+
+    clip_boxes: bool = False
+    """Rows of a tile that no row of the matrix falls into are not loaded, rather than filled with zeros."""
 
     @property
     def threads(self) -> int:
@@ -116,6 +120,11 @@ class Schedule:
     def workspace(self) -> bool:
         """Whether parts of tiles meet in device memory."""
         return self.reduction != "cluster"
+
+    @property
+    def dealt(self) -> bool:
+        """Whether the CTAs that share a tile's K each add up and store some pieces of it, dealt to them in turn."""
+        return self.split_k > 1 and self.reduction in ("cluster", "shares")
 
     @property
     def split_cluster(self) -> bool:
@@ -168,6 +177,8 @@ class Schedule:
             tokens.append(f"res{self.residual_buffers}")
         if self.multicast_kind != "slice":
             tokens.append(self.multicast_kind)
+        if self.clip_boxes:
+            tokens.append("clip")
         return "_".join(tokens)
 
     def __str__(self) -> str:
@@ -223,6 +234,7 @@ class Schedule:
             l2_promotion=int(g["l2_promotion"] or 256),
             residual_buffers=int(g["residual_buffers"] or 0),
             multicast_kind=g["multicast_kind"] or "slice",
+            clip_boxes=bool(g["clip"]),
         )
         if schedule.name != name.strip():
             raise BadInput(f"schedule is {name!r}: valid is its one name, {schedule.name}")
@@ -265,8 +277,8 @@ _NAME = re.compile(
     r"_reg(?P<producer_regs>\d{1,9})-(?P<consumer_regs>\d{1,9})"
     r"_(?P<store>direct|tma(?P<epilogue_n>\d{1,9})x(?P<epilogue_buffers>\d{1,9}))"
     r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d{1,9}))?"
-    r"(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic))?(_ef(?P<evict_first>[ab]))?"
+    r"(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic|shares))?(_ef(?P<evict_first>[ab]))?"
     r"(_pdl-(?P<dependent_launch>wait|weights))?(_l2-(?P<l2_promotion>\d{1,9}))?"
-    r"(_res(?P<residual_buffers>\d{1,9}))?(_(?P<multicast_kind>leader))?",
+    r"(_res(?P<residual_buffers>\d{1,9}))?(_(?P<multicast_kind>leader))?(?P<clip>_clip)?",
     re.ASCII,
 )

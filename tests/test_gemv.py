@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fibers import build
 from numpy.typing import NDArray
 from tileseek.codegen import CompilePool, disassemble, gemv, launch_plan
 from tileseek.cost_model.analytic import estimate_us
@@ -25,44 +24,34 @@ ROWS = Schedule.parse("gemv4_1x8x1024_s4_w0_c1x1_tile_rm1_reg0-0_direct")
 COLUMNS = Schedule.parse("gemv4_1x64x256_s4_w0_c1x1_tile_rm1_reg0-0_direct")
 
 HOST = """
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <ucontext.h>
-#include <vector>
-using std::min; using std::max;
-#define __global__
-#define __launch_bounds__(threads)
-#define __device__
-#define __forceinline__ inline
-struct uint4 { unsigned x, y, z, w; };
-struct { int x; } threadIdx, blockIdx, gridDim;
-float partials[1 << 16], lanes[1024];
-ucontext_t scheduler, fibers[1024];
-// Threads run in turn, each until it waits for the others.
-static void __syncthreads() { int me = threadIdx.x; swapcontext(&fibers[me], &scheduler); threadIdx.x = me; }
-static float __shfl_xor_sync(unsigned, float v, int apart) {
-  const int me = threadIdx.x;
-  lanes[me] = v;
+struct { operator int() const { return current; } } const thread_index;
+struct { decltype(thread_index) x = thread_index; } const threadIdx;
+struct { int x; } blockIdx, gridDim;
+static float partials[1 << 16], lanes[1024];
+static Barrier barrier;
+static void __syncthreads() { barrier.sync(THREADS); }
+static float __shfl_xor_sync(u32, float v, int apart) {
+  lanes[current] = v;
   __syncthreads();
-  v = lanes[me ^ apart];
+  v = lanes[current ^ apart];
   __syncthreads();
   return v;
 }
-static float __uint_as_float(unsigned bits) { float v; memcpy(&v, &bits, 4); return v; }
-typedef unsigned int u32;
-typedef unsigned long long u64;
 static uint4 load_weights(const unsigned short* source, bool inside, u64 = 0) {
   uint4 v = {0, 0, 0, 0};
   if (inside) memcpy(&v, source, 16);
   return v;
 }
+struct Vector { u32 words[(VECTOR_ELEMENTS + 1) / 2]; };
+static Vector load_vector(const unsigned short* source, bool inside) {
+  Vector v = {};
+  if (inside) memcpy(&v, source, 2 * VECTOR_ELEMENTS);
+  return v;
+}
 static u64 evict_first() { return 0; }
 static void launch_dependents() {}
 static void wait_for_dependencies() {}
-static void device_fence() {}
 static float load_float(const float* source) { return *source; }
-static u32 arrive_global(u32* counter) { return (*counter)++; }
 static float widen(u32 bits) { return __uint_as_float(bits << 16); }
 static u32 pack(float low, float) {  // round to nearest even
   u32 bits;
@@ -71,60 +60,28 @@ static u32 pack(float low, float) {  // round to nearest even
 }
 """
 
-LOAD_VECTOR = """
-struct Vector { u32 words[(VECTOR_ELEMENTS + 1) / 2]; };
-static Vector load_vector(const unsigned short* source, bool inside) {
-  Vector v = {};
-  if (inside) memcpy(&v, source, 2 * VECTOR_ELEMENTS);
-  return v;
-}
-"""
-
-RUN = """
-static std::vector<char> stacks;
-extern "C" void run(int grid, void (*body)()) {
-  stacks.resize(THREADS << 16);
-  gridDim.x = grid;
-  for (blockIdx.x = grid - 1; blockIdx.x >= 0; --blockIdx.x) {
-    std::vector<char> done(THREADS);
-    for (int i = 0; i < THREADS; ++i) {
-      getcontext(&fibers[i]);
-      fibers[i].uc_stack.ss_sp = stacks.data() + (i << 16);
-      fibers[i].uc_stack.ss_size = 1 << 16;
-      fibers[i].uc_link = nullptr;
-      makecontext(&fibers[i], body, 0);
-    }
-    for (bool left = true; left;) {
-      left = false;
-      for (int i = 0; i < THREADS; ++i) {
-        if (done[i]) continue;
-        threadIdx.x = i;
-        finished = false;
-        swapcontext(&scheduler, &fibers[i]);
-        done[i] = finished;
-        left |= !finished;
-      }
-    }
-  }
-}
-"""
-
 
 def host_source(problem: Problem, s: Schedule) -> str:
-    """A shared library's source: the generated kernel with its single instructions replaced, and a call for it."""
-    elements = 8 if gemv_tile(problem, s).k_major else gemv_tile(problem, s).loads
-    own = [part for part in gemv.parts(problem, s, "kernel") if "asm" not in part and "widen(u32" not in part]
-    text = "\n".join(own[1:]).replace("extern __shared__ float partials[];", "")
-    text = text.replace("__shared__ bool last;", "static bool last;").replace("#pragma unroll 1", "")
-    names = re.findall(r"(\w+)(?:,|\))", text[text.index("kernel(") : text.index(") {", text.index("kernel(")) + 1])
-    types = text[text.index("kernel(") + 7 : text.index(") {", text.index("kernel("))].split(",")
-    globals_ = "".join(f"static {' '.join(t.split()[:-1])} g_{n};\n" for t, n in zip(types, names, strict=True))
-    sets = "".join(f" g_{n} = {n};" for n in names)
-    call = f"static bool finished;\n{globals_}static void body() {{ kernel({', '.join('g_' + n for n in names)});"
-    call += " finished = true; setcontext(&scheduler); }\n"
-    entry = f'extern "C" void call(int grid,{",".join(types)}) {{{sets} run(grid, body); }}\n'
-    vector = LOAD_VECTOR.replace("VECTOR_ELEMENTS", str(elements))
-    return HOST + vector + text + "\n" + call + RUN + entry
+    """The generated kernel with its single instructions replaced, and `call`, which runs its CTAs one after another,
+    the last first."""
+    tile = gemv_tile(problem, s)
+    _, constants, *parts = gemv.parts(problem, s, "kernel")
+    kernel = parts[-1].replace("extern __shared__ float partials[];", "").replace("__shared__ bool", "static bool")
+    own = [part for part in parts[:-1] if "asm" not in part and "widen(u32" not in part]
+    signature = kernel[kernel.index("kernel(") + 7 : kernel.index(") {")]
+    arguments = [argument.rsplit(maxsplit=1) for argument in signature.split(",")]
+    host = HOST.replace("VECTOR_ELEMENTS", str(8 if tile.k_major else tile.loads))
+    lines = [constants, host, *own, kernel.replace('extern "C"', "")]
+    lines += [f"static {kind} the_{name};" for kind, name in arguments]
+    lines += [
+        f"static void body(int) {{ kernel({', '.join(f'the_{name}' for _, name in arguments)}); }}",
+        f'extern "C" void call(int grid, {signature}) {{',
+        *(f"  the_{name} = {name};" for _, name in arguments),
+        "  gridDim.x = grid;",
+        "  for (blockIdx.x = grid - 1; blockIdx.x >= 0; --blockIdx.x) run_fibers(THREADS, body);",
+        "}",
+    ]
+    return "\n".join(lines)
 
 
 def bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -134,15 +91,8 @@ def bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 def run(problem: Problem, s: Schedule, folder: Path, calls: int = 1) -> None:
     """Run the kernel on integers and compare D to the bit; its workspace must be as it was."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     assert not violations(problem, s, H200), violations(problem, s, H200)
-    source = folder / "kernel.cpp"
-    source.write_text(host_source(problem, s))
-    library = folder / f"{abs(hash((problem, s)))}.so"
-    command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)]
-    subprocess.run(command, check=True)
+    code = build(host_source(problem, s), folder, "kernel")
     rng = np.random.default_rng(0)
     a = rng.integers(-2, 3, (problem.m, problem.k)).astype(np.float32)
     b = rng.integers(-2, 3, (problem.k, problem.n)).astype(np.float32)
@@ -168,7 +118,6 @@ def run(problem: Problem, s: Schedule, folder: Path, calls: int = 1) -> None:
     for each in plan.arguments:
         value = memory[each.name].ctypes.data if each.value is None else each.value
         arguments.append(ctypes.c_longlong(value))
-    code = ctypes.CDLL(str(library))
     for _ in range(calls):
         d[:] = 0xFFFF
         code.call(plan.grid(132), *arguments)

@@ -13,7 +13,7 @@ from journals import FIFTH, FIRST, FOURTH, SECOND, THIRD, contents, measured
 from tileseek.codegen.plan import launch_plan
 from tileseek.heuristics.query import Choice, best_schedule
 from tileseek.heuristics.table import Table, build_table
-from tileseek.space import H100, H200, BadInput, Problem, sample, violations
+from tileseek.space import H100, H200, BadInput, Problem, Schedule, sample, violations
 from tileseek.space.rules import SWIZZLES
 
 from tileseek.tables import make_table
@@ -226,3 +226,15 @@ def test_swizzles_of_a_table_stay_valid_for_smaller_grids() -> None:
 if __name__ == "__main__":
     known = table()
     print(timeit.timeit(lambda: best_schedule(SQUARE, known), number=100_000) * 10, "us for an exact query")
+
+
+def test_a_deterministic_problem_gets_what_was_tuned_without_the_promise() -> None:
+    split = Schedule.parse("coop1_64x16x128_s6_w0_c1x1_tile_rm1_reg0-0_tma16x1_swap_k4_slots")
+    atomic = replace(split, reduction="atomic")
+    problem = replace(SKINNY, deterministic=True)
+    tuned = table(measured(SKINNY, split, 19.0), measured(SKINNY, atomic, 20.0))
+    assert best_schedule(problem, tuned).provenance == "exact"
+    tuned = table(measured(SKINNY, atomic, 18.0), measured(SKINNY, split, 19.0))
+    assert best_schedule(SKINNY, tuned).schedule == atomic
+    choice = best_schedule(problem, tuned)
+    assert (choice.schedule, choice.provenance, choice.origin) == (split, "nearest", SKINNY)

@@ -326,6 +326,7 @@ FIELDS: dict[str, Any] = {
     "a_align": st.sampled_from([0, 4, 8, 16]),
     "b_align": st.sampled_from([0, 4, 8, 16]),
     "d_align": st.sampled_from([0, 4, 8, 16]),
+    "deterministic": st.booleans(),
 }
 
 
@@ -472,3 +473,17 @@ def test_devices_are_found_by_name_and_alias() -> None:
     for name in ("NVIDIA H200 NVL", "H20-3e", "NVIDIA H200 MIG 1g.18gb", ""):
         with pytest.raises(BadInput, match="valid are H200"):
             find_device(name)
+
+
+def test_what_is_not_asked_for_leaves_no_trace(tmp_path: Path) -> None:
+    """Keys and objects of problems that need not be deterministic are those of before there was the field."""
+    assert "deterministic" not in LARGE.key
+    assert "deterministic" not in LARGE.to_json()
+    asked = replace(LARGE, deterministic=True)
+    assert Problem.from_json(asked.to_json()) == asked
+    path = tmp_path / "suite.csv"
+    path.write_text(f"{HEADER},deterministic\na,nt,bf16,8192,8192,8192,true\nb,nt,bf16,8192,8192,8192,\n")
+    assert [named.problem for named in read_suite(path)] == [asked, LARGE]
+    path.write_text(f"{HEADER},deterministic\na,nt,bf16,8192,8192,8192,perhaps\n")
+    with pytest.raises(BadInput, match="line 2: deterministic is 'perhaps': valid are True, False"):
+        read_suite(path)

@@ -36,11 +36,13 @@ def matmul(
     activation: str | None = None,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """activation(`a` x `b` + `bias`) + `residual` on a Hopper GPU, in one kernel on the current stream.
 
     `a` is [M, K] and `b` is [K, N]. `bias` is [N], or [M, 1] to run along the rows; `activation` is one of
-    `space.ACTIVATIONS`; `residual` is a contiguous [M, N]. Sums are in float32 and rounded once.
+    `space.ACTIVATIONS`; `residual` is a contiguous [M, N]. Sums are in float32 and rounded once; with `deterministic`
+    never in the order in which CTAs happen to end, so that equal inputs give equal bits.
 
     Layouts are read off the strides, as in torch: `matmul(x, weight.T)` for `x` [M, K] and `weight` [N, K], both
     contiguous, is the layout `nt`; either may be row-major or column-major. `out` [M, N] receives the result. The
@@ -55,7 +57,8 @@ def matmul(
     except ModuleNotFoundError as error:
         raise BadInput("the package torch is not installed: valid is an installation of tileseek[tune]") from error
 
-    problem = replace(_problem(a, b), epilogue=_epilogue(a, b, bias, activation, residual))
+    epilogue = _epilogue(a, b, bias, activation, residual)
+    problem = replace(_problem(a, b), epilogue=epilogue, deterministic=deterministic)
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values()):

@@ -92,17 +92,18 @@ def measurer() -> Measurer:
 def test_random_schedules_are_right(measurer: Measurer, problem: Problem) -> None:
     rng = random.Random(problem.key)
     schedules = list(dict.fromkeys(sample(problem, measurer.device, rng) for _ in range(40)))
+    _all_right(measurer, problem, schedules)
+
+
+def _all_right(measurer: Measurer, problem: Problem, schedules: list[Schedule]) -> None:
+    """Nearly all compile, and those that do are right."""
     with CompilePool() as pool:
         kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
-    candidates = [
-        Candidate(schedule, kernel.cubin, kernel.entry, kernel.audit.registers)
-        for schedule, kernel in zip(schedules, kernels, strict=True)
-        if kernel.status == "ok" and kernel.audit is not None
-    ]
+    compiled = zip(schedules, kernels, strict=True)
+    candidates = [Candidate.of(schedule, kernel) for schedule, kernel in compiled if kernel.status == "ok"]
     assert len(candidates) >= 0.9 * len(schedules)
     results = measurer.measure(problem, candidates, VERIFY)
-    wrong = {result.schedule.name: (result.status, result.reason) for result in results if not result.correct}
-    assert not wrong
+    assert not {r.schedule.name: (r.status, r.reason) for r in results if not r.correct}
 
 
 STREAMED = [
@@ -121,16 +122,7 @@ def test_streaming_kernels_are_right(measurer: Measurer, problem: Problem) -> No
     rng = random.Random(problem.key)
     drawn = (sample(problem, measurer.device, rng) for _ in range(400))
     schedules = list(dict.fromkeys(s for s in drawn if s.arrangement == GEMV))[:40]
-    with CompilePool() as pool:
-        kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
-    candidates = [
-        Candidate.of(schedule, kernel)
-        for schedule, kernel in zip(schedules, kernels, strict=True)
-        if kernel.status == "ok"
-    ]
-    assert len(candidates) >= 0.9 * len(schedules)
-    results = measurer.measure(problem, candidates, VERIFY)
-    assert not {r.schedule.name: (r.status, r.reason) for r in results if not r.correct}
+    _all_right(measurer, problem, schedules)
 
 
 def test_weights_stream_at_the_rate_of_memory(measurer: Measurer) -> None:
@@ -218,6 +210,32 @@ def test_a_thousand_launches_leave_the_workspace_as_it_was(measurer: Measurer) -
         "coop1_64x64x128_s5_w0_c1x1_pall_rm1_reg0-0_tma16x2_sk_slots",
     ]
     _launch_a_thousand_times(measurer, problem, names)
+
+
+def test_a_thousand_launches_of_shares(measurer: Measurer) -> None:
+    names = [
+        "coop2_128x128x64_s5_w0_c1x1_tile_rm1_reg40-232_tma16x2_k32_shares",
+        "coop1_64x128x64_s5_w1_c1x1_tile_rm1_reg0-0_tma32x2_k12_shares",
+        "coop1_128x64x128_s4_w0_c1x1_tile_rm1_reg0-0_tma16x1_swap_k15_shares",
+    ]
+    _launch_a_thousand_times(measurer, Problem(256, 256, 16384), names)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(13, 4096, 4096),
+        Problem(100, 1288, 4104),
+        Problem(5, 24, 72),
+        Problem(40, 264, 8200, epilogue="bias+gelu"),
+    ],
+    ids=lambda problem: problem.key,
+)
+def test_clipped_boxes_and_shares_are_right(measurer: Measurer, problem: Problem) -> None:
+    rng = random.Random(problem.key)
+    drawn = [sample(problem, measurer.device, rng) for _ in range(600)]
+    schedules = [s for s in drawn if s.clip_boxes][:20] + [s for s in drawn if s.reduction == "shares"][:20]
+    _all_right(measurer, problem, list(dict.fromkeys(schedules)))
 
 
 def test_a_thousand_launches_of_a_streaming_kernel(measurer: Measurer) -> None:

@@ -17,6 +17,7 @@ from ..space import BadInput, Device, NamedProblem, Schedule, unsupported
 from .inputs import (
     Accumulate,
     AsJson,
+    Deterministic,
     Dtype,
     Epilogue,
     Layout,
@@ -46,6 +47,7 @@ def command(
     overlap: Overlap = None,
     out_dtype: OutDtype = None,
     accumulate: Accumulate = None,
+    deterministic: Deterministic = False,
     least: Annotated[int, typer.Option(parser=whole_number, help="Leave out problems whose m, n or k is smaller.")] = 1,
     schedule: Annotated[
         str | None, typer.Option(help="Name of a schedule, for one problem (default: the best known).")
@@ -73,6 +75,7 @@ def command(
             overlap=overlap,
             out_dtype=out_dtype,
             accumulate=accumulate,
+            deterministic=deterministic,
         ),
     )
     if policy not in POLICIES:
@@ -169,6 +172,7 @@ def _print(document: dict[str, Any]) -> None:
             "vs cuBLAS",
             "vs best Lt",
             "in cycles",
+            "roofline",
             "MHz",
             "W",
             "mJ",
@@ -183,6 +187,7 @@ def _print(document: dict[str, Any]) -> None:
                 ratio(row, "ratio_cublas"),
                 ratio(row, "ratio_cublaslt_best"),
                 number(row["ratio_cycles_cublaslt_best"], 3),
+                "-" if row["roofline_share"] is None else f"{row['roofline_share']:.0%}",
                 number(row["effective_mhz"], 0),
                 number(row["power_w"], 0),
                 number(row["energy_mj"], 1),

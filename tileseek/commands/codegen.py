@@ -14,6 +14,7 @@ from ..space import H200, BadInput
 from .inputs import (
     Accumulate,
     AsJson,
+    Deterministic,
     Dtype,
     Epilogue,
     Layout,
@@ -36,6 +37,7 @@ def command(
     overlap: Overlap = None,
     out_dtype: OutDtype = None,
     accumulate: Accumulate = None,
+    deterministic: Deterministic = False,
     schedule: Annotated[str | None, typer.Option(help="Name of a schedule (default: the best one known).")] = None,
     sass: Annotated[bool, typer.Option("--sass", help="Print the machine code instead.")] = False,
     audit: Annotated[
@@ -59,6 +61,7 @@ def command(
             overlap=overlap,
             out_dtype=out_dtype,
             accumulate=accumulate,
+            deterministic=deterministic,
         )
     )
     if schedule is None:

@@ -12,6 +12,7 @@ from ..heuristics.journal import Journal
 from ..space import BadInput
 from .inputs import (
     Accumulate,
+    Deterministic,
     Dtype,
     Epilogue,
     Layout,
@@ -34,6 +35,7 @@ def command(
     overlap: Overlap = None,
     out_dtype: OutDtype = None,
     accumulate: Accumulate = None,
+    deterministic: Deterministic = False,
     per_problem: Annotated[int, typer.Option(parser=whole_number, help="Schedules of each problem.")] = 300,
     seconds: Annotated[float | None, typer.Option(parser=number, help="Stop after that long (default: never).")] = None,
     out: Annotated[Path, typer.Option(help="Run folder, which gets the journal.")] = Path("runs/dataset"),
@@ -52,6 +54,7 @@ def command(
         overlap=overlap,
         out_dtype=out_dtype,
         accumulate=accumulate,
+        deterministic=deterministic,
     )
     if per_problem < 1:
         raise BadInput(f"--per-problem is {per_problem}: valid is 1 or more")

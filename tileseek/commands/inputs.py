@@ -29,17 +29,18 @@ Objective = Annotated[str, typer.Option(help="What to tune for: time (default), 
 Accumulate = Annotated[
     str | None, typer.Option(help="Sums of fp8 products: fast (default), or promoted to fp32 every 128 of k.")
 ]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="No sums in the order of arrival.")]
 TablePath = Annotated[Path | None, typer.Option("--table", help="Table to use instead of the bundled one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
-def read_problems(words: Sequence[str], **options: str | None) -> list[NamedProblem]:
+def read_problems(words: Sequence[str], **options: str | bool | None) -> list[NamedProblem]:
     """The problems that the words of a command line name; `options` are fields of a problem given by its sizes.
 
     Raises:
         BadInput: they are neither three sizes, nor a bundled suite, nor a readable CSV.
     """
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value not in (None, False)}
     unknown = [word for word in words if word.startswith("-") and not word[1:2].isdigit()]
     if unknown:
         raise BadInput(f"option {unknown[0]} is unknown: --help lists the valid ones")

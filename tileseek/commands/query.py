@@ -12,6 +12,7 @@ from ..space import BadInput, NamedProblem
 from .inputs import (
     Accumulate,
     AsJson,
+    Deterministic,
     Dtype,
     Epilogue,
     Layout,
@@ -32,6 +33,7 @@ def command(
     overlap: Overlap = None,
     out_dtype: OutDtype = None,
     accumulate: Accumulate = None,
+    deterministic: Deterministic = False,
     table: TablePath = None,
     device: Annotated[str | None, typer.Option(help="Device class, such as H200 (default: this machine's).")] = None,
     as_json: AsJson = False,
@@ -45,6 +47,7 @@ def command(
         overlap=overlap,
         out_dtype=out_dtype,
         accumulate=accumulate,
+        deterministic=deterministic,
     )
     source = load_table(table, device)
     if len(named) == 1:

@@ -22,6 +22,7 @@ from ..space import DEVICES, FOR_TIME, H200, BadInput, Device, NamedProblem, Pro
 from ..tables import make_table
 from .inputs import (
     Accumulate,
+    Deterministic,
     Dtype,
     Epilogue,
     Layout,
@@ -57,6 +58,7 @@ def command(
     overlap: Overlap = None,
     out_dtype: OutDtype = None,
     accumulate: Accumulate = None,
+    deterministic: Deterministic = False,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/ and the name of the problems).")] = None,
     measurements: Annotated[
         int | None,
@@ -90,6 +92,7 @@ def command(
         overlap=overlap,
         out_dtype=out_dtype,
         accumulate=accumulate,
+        deterministic=deterministic,
     )
     check_objective(objective)
     require("search", "optuna", "sklearn", "numpy")
