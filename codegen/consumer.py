@@ -10,7 +10,7 @@ from .producer import ready_barrier
 from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop
 
 
-def consumer(problem: Problem, s: Schedule, leave: str) -> str:
+def consumer(problem: Problem, s: Schedule) -> str:
     """The rest of the kernel, after the producer has returned."""
     rows, columns = operand_tiles(problem, s)
     pingpong = s.arrangement == PINGPONG
@@ -97,8 +97,6 @@ def consumer(problem: Problem, s: Schedule, leave: str) -> str:
     ]
     if staged:
         lines.append("  if (thread == 0) tma_store_wait<0>();")
-    if leave:
-        lines.append(leave)
     return "\n".join(lines)
 
 

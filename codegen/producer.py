@@ -103,6 +103,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         "        }",
         "        backwards = k_zigzag && !backwards;",
         "      }",
+        *(_DRAIN if s.multicast else []),
         "    }",
     ]
     lines += ["    " + line for line in fusion.loader(problem, s)]
@@ -110,6 +111,14 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         lines.append("  " + leave)
     lines += ["    return;", "  }"]
     return "\n".join(lines)
+
+
+_DRAIN = [
+    "      // Peers hand stages back here: the CTA stays until the last of them has come.",
+    "      for (int left = STAGES; left > 0; --left, ring.next())",
+    "        mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
+]
+"""An arrival from a peer is on its way for a while, and must not reach a CTA that is gone."""
 
 
 def _corner(problem: Problem, name: str) -> str:

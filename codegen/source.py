@@ -275,7 +275,6 @@ def _kernel(problem: Problem, s: Schedule) -> str:
             " tile_step = gridDim.x / (CLUSTER_M * CLUSTER_N);",
         ]
         ready = ["  cluster_sync();"]
-        leave = "  cluster_sync();  // no CTA leaves while a peer may still reach its shared memory"
     if s.split_cluster:
         identity = [
             "  constexpr int cluster_row = 0, cluster_column = 0;",
@@ -340,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {lines([*ready, ""])}
 {producer(problem, s, leave)}
 
-{consumer(problem, s, leave if s.multicast else "")}
+{consumer(problem, s)}
 }}"""
 
 

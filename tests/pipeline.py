@@ -2,8 +2,8 @@
 clusters, stores.
 
 Every actor is a straight list of operations, as the generated kernel would issue them. What the hardware does by
-itself (a TMA box lands, a group of wgmmas retires, a store has read its chunk) are events that happen at any later
-moment. `random_walk` lets one event after the other happen in an order drawn from a seed, `explore` visits every
+itself (a TMA box lands, a group of wgmmas retires, a store has read its chunk, an arrival reaches a peer) are events
+that happen at any later moment. `random_walk` lets one event after the other happen in an order drawn from a seed, `explore` visits every
 reachable state. Both raise `Hazard` for whatever would be a hang or a wrong result on the GPU.
 
 Warps of a warpgroup are one actor: what they owe each other inside a warpgroup, the model does not see.
@@ -135,6 +135,7 @@ BUGS = (
     "peers not told",
     "no cluster barrier before the first load",
     "cluster left early",
+    "cluster left at a barrier",
     "CTA at the edge skips its tile",
     "chunk written without a wait",
     "wait for one store too few",
@@ -187,6 +188,10 @@ def producer(p: Pipeline, cta: int) -> Iterator[Operation]:
             parity = ring.parity if p.bug == "producer waits for the wrong parity" else ring.parity ^ 1
             yield ("wait empty", cta, ring.stage, parity)
             yield ("fill", ring.stage, p.first_block(tile) + k)  # expect_tx and loads, which land at any later moment
+            ring.advance()
+    if len(p.ctas) > 1 and p.bug not in ("cluster left early", "cluster left at a barrier"):
+        for _ in range(p.stages):  # stays until every peer's arrival has come
+            yield ("wait empty", cta, ring.stage, ring.parity ^ 1)
             ring.advance()
     yield from _leave(p)
 
@@ -299,7 +304,8 @@ def _enter(p: Pipeline, cta: int, waits: bool = True) -> Iterator[Operation]:
 
 
 def _leave(p: Pipeline) -> Iterator[Operation]:
-    if len(p.ctas) > 1 and p.bug != "cluster left early":
+    """A barrier of the cluster orders nothing that is still on its way to a peer."""
+    if p.bug == "cluster left at a barrier":
         yield ("cluster arrive",)
         yield ("cluster pass",)
 
@@ -325,7 +331,8 @@ _PRIVATE = ("drain", "stores", "pass", "cluster pass", "epilogue")
 
 class Machine:
     """The state of one cluster. Events are `("step", actor)`, `("retire", actor)`, `("stored", actor)`,
-    `("land", cta, stage, k-block, box, copy)` and `("fetched", cta, consumer, chunk, piece)`."""
+    `("land", cta, stage, k-block, box, copy)`, `("fetched", cta, consumer, chunk, piece)` and `("told", cta, stage,
+    actor)`."""
 
     def __init__(self, p: Pipeline) -> None:
         self.p = p
@@ -351,7 +358,7 @@ class Machine:
         self.contents: list[tuple[int, ...]] = [(-1,) * p.boxes] * slots
         self.residual: list[int] = [-1] * chunks
         self.flying: frozenset[Event] = frozenset()
-        """Boxes on their way, as the events of their landing."""
+        """Boxes and arrivals on their way, as the events of their landing."""
         # A named barrier is (completed rounds, arrivals of warpgroups in this one); the last is the cluster's.
         self.named = [(0, 0)] * (4 * len(p.ctas) + 1)
 
@@ -401,8 +408,11 @@ class Machine:
             self._step(operands[0])
         else:
             self.flying -= {event}
-            self._check_alive(operands[0], "a TMA box")
-            if kind == "land":
+            self._check_alive(operands[0], "an arrival" if kind == "told" else "a TMA box")
+            if kind == "told":
+                target, stage, _ = operands
+                self._arrive(self.empty, self._slot(target, stage), self.p.arrivals(target), arrivals=1)
+            elif kind == "land":
                 self._land(*operands)
             else:
                 cta, me, slot, piece = operands
@@ -467,8 +477,10 @@ class Machine:
             case "release":
                 stage, *targets = operands
                 for target in targets:
-                    self._check_alive(target, "an arrival")
-                    self._arrive(self.empty, self._slot(target, stage), self.p.arrivals(target), arrivals=1)
+                    if target == cta:
+                        self._arrive(self.empty, self._slot(target, stage), self.p.arrivals(target), arrivals=1)
+                    else:
+                        self.flying |= {("told", target, stage, actor)}
             case "epilogue" if self.reads[actor]:
                 raise Hazard("the epilogue reads accumulators of wgmmas in flight")
             case "read":
