@@ -24,8 +24,9 @@ from .consumer import consumer
 from .plan import map_rank, store_widths
 from .producer import load_flags, producer
 
-GENERATOR_VERSION = "2"
-"""Raised when generated code changes in a way that can change a time: older measurements are then stale."""
+GENERATOR_VERSION = "3"
+"""Raised when generated code changes in a way that can change a time. `space.generations` says of which kernels: older
+measurements of those are then stale."""
 
 ENTRY = "tileseek_matmul"
 

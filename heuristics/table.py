@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cost_model.costs import by_problem, costs
 from ..space import DTYPE_BYTES, FOR_TIME, OBJECTIVES, BadInput, Device, Problem, Schedule, find_device, violations
+from ..space.generations import same_kernel
 from .journal import JournalContents, Measure, policy_name
 from .noise import Noise
 from .selection import Selection, select_final
@@ -250,36 +251,41 @@ def current_measures(contents: JournalContents, device: Device, objective: str =
 
 
 def current(contents: JournalContents, device: Device) -> JournalContents:
-    """The part of journals that comes from `device`, the newest generator and the newest compiler.
+    """The part of journals from `device`, the newest compiler and kernels as the newest generator makes them.
 
     Raises:
         BadInput: nothing in the journals was measured on `device`.
     """
-    tools = newest_tools(contents, device)
-    envs = {
-        key: env
-        for key, env in contents.envs.items()
-        if _of_device(env, device) and (env["generator"], env["compiler"]) == tools
-    }
+    generator, compiler = newest_tools(contents, device)
+    envs = {key: env for key, env in contents.envs.items() if _of_device(env, device) and env["compiler"] == compiler}
+
+    def is_current(measure: Measure) -> bool:
+        env = envs.get(measure.env)
+        return env is not None and same_kernel(measure.schedule, str(env["generator"]), generator)
+
     return JournalContents(
-        measures=[measure for measure in contents.measures if measure.env in envs],
-        compiles=[measure for measure in contents.compiles if measure.env in envs],
+        measures=list(filter(is_current, contents.measures)),
+        compiles=list(filter(is_current, contents.compiles)),
         envs=envs,
         skipped=contents.skipped,
     )
 
 
 def stale(contents: JournalContents, device: Device, tools: tuple[str, str]) -> Counter[tuple[str, str]]:
-    """How many measures of `device` were made with other tools than `tools`, a generator and a compiler: by their own.
-    A table leaves them out, for the same schedule may now be another kernel."""
+    """How many measures of `device` are of other kernels than `tools`, a generator and a compiler, make of the same
+    schedules: by their own tools. A table leaves them out."""
+    generator, compiler = tools
     made_with = {
         key: (str(env["generator"]), str(env["compiler"]))
         for key, env in contents.envs.items()
         if _of_device(env, device)
     }
-    found = Counter(made_with[measure.env] for measure in contents.measures if measure.env in made_with)
-    del found[tools]
-    return found
+    return Counter(
+        made_with[m.env]
+        for m in contents.measures
+        if m.env in made_with
+        and not (made_with[m.env][1] == compiler and same_kernel(m.schedule, made_with[m.env][0], generator))
+    )
 
 
 def newest_tools(contents: JournalContents, device: Device) -> tuple[str, str]:

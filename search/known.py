@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..cost_model.costs import by_problem
 from ..heuristics.journal import Journal, JournalContents, Measure, read_journal
 from ..space import FOR_TIME, Problem
+from ..space.generations import same_kernel
 from .runner import Runner
 
 
@@ -12,12 +16,26 @@ def known_before(
     runner: Runner, journal: Journal | None, history: JournalContents | None, objective: str = FOR_TIME
 ) -> tuple[JournalContents, dict[Problem, list[Measure]]]:
     """The history, by default what the journal holds, and of it what was made under the runner's environment by runs
-    with the same objective, compile failures included: that is not made again. The journal is told of an environment
-    that is new to the history."""
+    with the same objective, compile failures included: that is not made again. An older generator is the same
+    environment for kernels that it made as today's does. The journal is told of an environment that is new to the
+    history."""
     if history is None:
         history = read_journal(journal.path) if journal is not None else JournalContents()
     if journal is not None and runner.env_key not in history.envs:
         journal.append({"kind": "env", "env": runner.env_key, **runner.env})
+    here = _but_generator(runner.env)
+    made_with = {key: str(env.get("generator")) for key, env in history.envs.items() if _but_generator(env) == here}
+
+    def is_own(measure: Measure) -> bool:
+        if measure.env == runner.env_key:
+            return True
+        generator = made_with.get(measure.env)
+        return generator is not None and same_kernel(measure.schedule, generator, str(runner.env.get("generator")))
+
     measures = [*history.measures, *history.compiles]
-    own = by_problem(m for m in measures if m.env == runner.env_key and m.objective == objective)
-    return history, own
+    return history, by_problem(m for m in measures if m.objective == objective and is_own(m))
+
+
+def _but_generator(env: Mapping[str, Any]) -> dict[str, Any]:
+    """What results of two environments have to share, beside the kernel: GPUs of one class count as one."""
+    return {name: value for name, value in env.items() if name not in ("generator", "uuid")}

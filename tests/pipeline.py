@@ -3,8 +3,8 @@ clusters, stores.
 
 Every actor is a straight list of operations, as the generated kernel would issue them. What the hardware does by
 itself (a TMA box lands, a group of wgmmas retires, a store has read its chunk, an arrival reaches a peer) are events
-that happen at any later moment. `random_walk` lets one event after the other happen in an order drawn from a seed, `explore` visits every
-reachable state. Both raise `Hazard` for whatever would be a hang or a wrong result on the GPU.
+that happen at any later moment. `random_walk` lets one event after the other happen in an order drawn from a seed,
+`explore` visits every reachable state. Both raise `Hazard` for whatever would be a hang or a wrong result on the GPU.
 
 Warps of a warpgroup are one actor: what they owe each other inside a warpgroup, the model does not see.
 """

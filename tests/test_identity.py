@@ -8,13 +8,14 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
-from journals import ENV, FIRST, SECOND, contents, measured
+from journals import ENV, FIRST, SECOND, THIRD, contents, measured
 from tileseek.codegen.cache import content_key
 from tileseek.heuristics.report import report
 from tileseek.heuristics.table import build_table, stale
 from tileseek.measure.policy import SCREEN
 from tileseek.measure.supervisor import Measurer
 from tileseek.space import ALL_VALUES, H200, BadInput, Problem, Schedule, sample, violations
+from tileseek.space.generations import same_kernel
 
 P = Problem(2048, 4096, 4096)
 
@@ -114,6 +115,20 @@ def test_times_of_another_generator_or_compiler_are_stale_and_told(fact: str, ol
     assert table.entries[0].schedule == FIRST, "the stale time does not count"
     assert stale(journal, H200, (table.generator, table.compiler)).total() == 1
     assert f"stale, left out: 1 measured with generator {({**ENV, fact: old})['generator']}" in report(journal, table)
+
+
+def test_kernels_that_a_new_generator_left_alone_keep_their_times() -> None:
+    shared, alone = FIRST, SECOND
+    assert (shared.multicast, alone.multicast) == (True, False)
+    assert same_kernel(alone, "2", "3")
+    assert same_kernel(shared, "3", "3")
+    for schedule, made_with, version in ((shared, "2", "3"), (alone, "3", "2"), (alone, "x", "3"), (alone, "3", "4")):
+        assert not same_kernel(schedule, made_with, version)
+    old, new = {**ENV, "generator": "2"}, {**ENV, "generator": "3"}
+    measures = [measured(P, shared, 5.0, 2.0, env="old"), measured(P, alone, 9.0, 1.0, env="old")]
+    journal = contents([*measures, measured(P, THIRD, 10.0, 0.9, env="new")], old=old, new=new)
+    assert build_table(journal, H200).entries[0].schedule == alone
+    assert stale(journal, H200, ("3", ENV["compiler"])) == {("2", ENV["compiler"]): 1}
 
 
 def test_a_new_dimension_of_the_schedule_makes_no_time_stale() -> None:

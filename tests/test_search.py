@@ -7,16 +7,20 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
+from journals import measured
 from synthetic import journal, line, measure, true_us
 from tileseek.cost_model.costs import costs
 from tileseek.cost_model.ranker import train
 from tileseek.heuristics.journal import Journal, JournalContents, Measure, measure_from_json, read_journal
 from tileseek.measure.policy import SCREEN, Policy
 from tileseek.search.budget import Budget, Meter, gain
+from tileseek.search.known import known_before
 from tileseek.search.polish import refinements
 from tileseek.search.proposer import Proposer
 from tileseek.search.race import race
@@ -163,6 +167,16 @@ def test_measures_of_another_environment_only_teach(contents: JournalContents, t
     runner = SyntheticRunner()
     summary = tune(PROBLEMS[:1], runner, Budget(measurements=8), history=contents, options=Options(finals=False))
     assert (summary.known, summary.measured) == (0, 8)
+
+
+def test_kernels_that_a_new_generator_left_alone_are_not_measured_again() -> None:
+    alone = Schedule("coop", 2, 128, 128, 64, 4)
+    shared = replace(alone, cluster_m=2)
+    measures = [measured(PROBLEMS[0], s, 9.0, env="older") for s in (alone, shared)]
+    older = JournalContents(measures=measures, envs={"older": {"gpu": "x", "uuid": "1", "generator": "2"}})
+    today = {"gpu": "x", "uuid": "2", "generator": "3"}
+    for env, known in ((today, {PROBLEMS[0]: measures[:1]}), ({**today, "gpu": "y"}, {})):
+        assert known_before(SimpleNamespace(env=env, env_key="today"), None, older)[1] == known
 
 
 def test_interrupting_keeps_what_was_found() -> None:
