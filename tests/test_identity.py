@@ -33,6 +33,8 @@ OTHERS: dict[str, Any] = {
     "a_align": [2, 8],
     "b_align": [2, 8],
     "d_align": [2, 8],
+    "accumulate": ["promoted"],
+    "deterministic": [True],
 }
 """Other values of each field than those of P."""
 
