@@ -245,7 +245,9 @@ def _empty_arrivals(s: Schedule) -> str:
         terms.append("(cluster_column == 0 ? CLUSTER_N - 1 : 0)")
     if s.cluster_m > 1:
         terms.append("(cluster_row == 0 ? CLUSTER_M - 1 : 0)")
-    return f"\n                    {stage_readers(s)} * ({' + '.join(terms)})"
+    readers = stage_readers(s)
+    count = " + ".join(terms)
+    return "\n" + 20 * " " + (count if readers == 1 else f"{readers} * ({count})")
 
 
 def _kernel(problem: Problem, s: Schedule) -> str:

@@ -55,6 +55,8 @@ class Result:
     times_us: tuple[float, ...] = ()
     clocks_mhz: tuple[float, ...] = ()
     """The effective SM clock of each of them."""
+    rounds: tuple[int, ...] = ()
+    """The round of each of them: two candidates of one race are compared round by round."""
     median_us: float = 0.0
     median_cycles: float = 0.0
     """Cycles of one SM for one call: time x effective clock."""

@@ -99,6 +99,7 @@ def score(
         check=check,
         times_us=tuple(sample.us for sample in taken),
         clocks_mhz=tuple(sample.mhz for sample in taken),
+        rounds=tuple(index for index, sample in enumerate(own) if sample is not None),
         median_us=median_us,
         median_cycles=median([_cycles(sample) for sample in taken]),
         **{name: value.median for name, value in ratios.items()},

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..heuristics.journal import Journal, Measure
-from ..measure.policy import FINAL, Policy
-from ..measure.stats import estimate, paired
-from ..measure.timing import LONG_SLOT_MS
+from ..measure.policy import ENERGY_MS, FINAL, Policy
+from ..measure.results import CORRECT
+from ..measure.stats import Estimate, estimate, paired
 from ..space import Problem, Schedule
 from .roadmap import Pair
 from .runner import Runner
 
-ABLATION = replace(FINAL, name="ablation", rounds=15, race_rounds=3, finalists=1, check_seeds=1)
+ABLATION = replace(
+    FINAL,
+    name="ablation",
+    rounds=15,
+    race_rounds=3,
+    finalists=1,
+    check_seeds=1,
+    check_repeats=10,
+    energy_ms=ENERGY_MS,
+)
 """Slots as when claiming; fewer rounds, for two of ours differ by less than one of ours and one of theirs."""
 
 OnRow = Callable[[dict[str, Any]], None]
@@ -48,10 +57,11 @@ def pair_row(pair: Pair, on: Measure, off: Measure) -> dict[str, Any]:
     """One object of `pairs` in the road map's document. Ratios are off over on: above 1 the choice helps.
 
     `ratio` and `ratio_cycles` are medians over the rounds in which both ran, with their 95 % intervals; null unless
-    both are correct. `energy_mj` is of one call, null where slots are too short for a power of their own.
+    both are correct and ran in one race. `ratio_energy` compares energies of a call.
     """
-    times = _by_round(on, off, lambda measure: _list(measure, "times_us"))
+    times = _by_round(on, off, _times)
     cycles = _by_round(on, off, _cycles)
+    energies = [side.raw.get("energy_mj") or 0.0 for side in (off, on)]
     return {
         "row": pair.row.id,
         "choice": pair.row.choice,
@@ -64,10 +74,14 @@ def pair_row(pair: Pair, on: Measure, off: Measure) -> dict[str, Any]:
         "off": {"changes": dict(pair.row.off), **_side(off)},
         "power_limited": on.raw.get("power_limited"),
         "slot_ms": on.raw.get("slot_ms"),
-        "rounds": min(len(on.times_us), len(off.times_us)),
-        "ratio": times and times["median"],
-        "ratio_cycles": cycles and cycles["median"],
-        "ci95": {"ratio": times and times["interval"], "ratio_cycles": cycles and cycles["interval"]},
+        "rounds": len(_times(on).keys() & _times(off).keys()),
+        "ratio": times and times.median,
+        "ratio_cycles": cycles and cycles.median,
+        "ratio_energy": energies[0] / energies[1] if times and all(energies) else None,
+        "ci95": {
+            "ratio": times and [times.low, times.high],
+            "ratio_cycles": cycles and [cycles.low, cycles.high],
+        },
         "env": on.env,
         "policy": on.policy,
         "t": on.raw.get("t"),
@@ -80,35 +94,34 @@ def _schedules(pairs: Iterable[Pair]) -> list[Schedule]:
 
 def _side(measure: Measure) -> dict[str, Any]:
     raw = measure.raw
-    correct = measure.status == "correct"
-    own_power = correct and raw.get("slot_ms", 0.0) >= LONG_SLOT_MS
     return {
         "schedule": measure.schedule.name,
         "status": measure.status,
         "reason": raw.get("reason", ""),
         "us": measure.median_us,
         "mhz": raw.get("clock_mhz"),
-        "power_w": raw.get("power_w") if own_power else None,
-        "energy_mj": raw["power_w"] * measure.median_us / 1000 if own_power and measure.median_us else None,
+        "energy_mj": raw.get("energy_mj") or None,
         "vs_cublaslt_best": measure.ratio_to_best,
     }
 
 
-def _list(measure: Measure, name: str) -> list[float]:
-    return list(measure.raw.get(name) or ())
+def _times(measure: Measure) -> dict[int, float]:
+    """Microseconds by round."""
+    return dict(zip(measure.raw.get("rounds", ()), measure.times_us, strict=False))
 
 
-def _cycles(measure: Measure) -> list[float]:
-    times, clocks = _list(measure, "times_us"), _list(measure, "clocks_mhz")
-    return [us * mhz for us, mhz in zip(times, clocks, strict=False)]
+def _cycles(measure: Measure) -> dict[int, float]:
+    """Cycles by round."""
+    clocks = measure.raw.get("clocks_mhz", ())
+    return {at: us * mhz for (at, us), mhz in zip(_times(measure).items(), clocks, strict=False)}
 
 
-def _by_round(on: Measure, off: Measure, values: Callable[[Measure], Sequence[float]]) -> Mapping[str, Any] | None:
-    """off / on; None where either is wrong, or sat out a round so that rounds do not match."""
-    if not on.status == off.status == "correct" or len(values(on)) != len(values(off)):
+def _by_round(on: Measure, off: Measure, values: Callable[[Measure], dict[int, float]]) -> Estimate | None:
+    """off / on; None where either is not correct, or where a crash had them run in two races, which two medians of the
+    same reference show."""
+    if not on.status == off.status == CORRECT or on.raw.get("ref_us") != off.raw.get("ref_us"):
         return None
-    ratios = paired(values(off), values(on))
-    if not ratios:
-        return None
-    result = estimate(ratios)
-    return {"median": result.median, "interval": [result.low, result.high]}
+    own, other = values(on), values(off)
+    common = sorted(own.keys() & other.keys())
+    ratios = paired([other[at] for at in common], [own[at] for at in common])
+    return estimate(ratios) if ratios else None

@@ -258,7 +258,7 @@ ROWS: Sequence[Row] = (
         given={"store": "tma", "epilogue_buffers": 1, "swap_ab": False},
     ),
     Row(
-        "E2",
+        "E3",
         "two chunks of the epilogue",
         "One is filled while the other is stored; with one each chunk waits for the store before.",
         on=[{"epilogue_buffers": 2}],

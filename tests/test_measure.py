@@ -328,7 +328,7 @@ def test_a_contestant_that_sat_out_is_paired_with_the_rounds_it_took() -> None:
     reference = [FakeSample(us) for us in (100.0, 200.0, 300.0, 400.0)]
     own = [FakeSample(200.0), None, FakeSample(600.0), None]
     result = scoring.score(field(reference, reference), Candidate(SCHEDULE, b"", "k", 168), 0, {}, own)
-    assert result.times_us == (200.0, 600.0)
+    assert (result.times_us, result.rounds) == ((200.0, 600.0), (0, 2))
     assert result.ratio_to_ref == pytest.approx(0.5)
 
 

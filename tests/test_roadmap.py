@@ -64,30 +64,35 @@ def test_audit_sample_is_valid_and_the_same_each_time() -> None:
 
 
 def timed(schedule: Any, times: Sequence[float], clocks: Sequence[float], **raw: Any) -> Any:
-    facts = {"times_us": list(times), "clocks_mhz": list(clocks), "slot_ms": 25.0, "power_w": 600.0, **raw}
+    facts = {"clocks_mhz": list(clocks), "rounds": list(range(len(times))), "ref_us": 12.0, "energy_mj": 6.0, **raw}
     return measured(PROBLEM, schedule, sorted(times)[len(times) // 2], times_us=tuple(times), raw=facts)
 
 
 def test_a_pair_compares_round_by_round(pairs: list[Pair]) -> None:
     on = timed(FIRST, [10.0, 20.0, 30.0], [1000.0, 1000.0, 1000.0], power_limited=True)
-    off = timed(SECOND, [11.0, 24.0, 33.0], [1000.0, 500.0, 900.0], power_w=500.0)
+    off = timed(SECOND, [11.0, 24.0, 33.0], [1000.0, 500.0, 900.0], energy_mj=5.4)
     row = pair_row(pairs[0], on, off)
     assert row["ratio"] == pytest.approx(1.1)
     assert row["ci95"]["ratio"] == pytest.approx([1.1, 1.2])
     assert row["ratio_cycles"] == pytest.approx(0.99)
-    assert (row["on"]["energy_mj"], row["off"]["energy_mj"]) == (12.0, 12.0)
+    assert row["ratio_energy"] == pytest.approx(0.9)
     assert verdict(row) == "same", "power limits, and cycles do not tell them apart"
     assert verdict({**row, "power_limited": False}) == "helps"
-    short = pair_row(pairs[0], timed(FIRST, [10.0], [1.0], slot_ms=4.0), timed(SECOND, [9.0], [1.0], slot_ms=4.0))
-    assert (short["on"]["power_w"], short["on"]["energy_mj"], verdict(short)) == (None, None, "hurts")
+
+
+def test_a_round_that_one_sat_out_counts_for_neither(pairs: list[Pair]) -> None:
+    on = timed(FIRST, [10.0, 30.0], [1.0, 1.0], rounds=[0, 2])
+    off = timed(SECOND, [20.0, 27.0], [1.0, 1.0], rounds=[1, 2])
+    row = pair_row(pairs[0], on, off)
+    assert (row["rounds"], row["ratio"], verdict(row)) == (1, 0.9, "hurts")
 
 
 def test_a_pair_without_both_has_no_ratio(pairs: list[Pair]) -> None:
     right = timed(FIRST, [10.0, 10.0], [1.0, 1.0])
     wrong = measured(PROBLEM, SECOND, 0.0, status="timeout", median_us=None, times_us=(), raw={"reason": "hung"})
-    sat_out = timed(SECOND, [10.0], [1.0])
-    for row in (pair_row(pairs[0], right, wrong), pair_row(pairs[0], right, sat_out)):
-        assert (row["ratio"], row["ci95"]["ratio"], verdict(row)) == (None, None, "")
+    other_race = timed(SECOND, [10.0, 11.0], [1.0, 1.0], ref_us=12.5)
+    for row in (pair_row(pairs[0], right, wrong), pair_row(pairs[0], right, other_race)):
+        assert (row["ratio"], row["ratio_energy"], row["ci95"]["ratio"], verdict(row)) == (None, None, None, "")
     assert "off: timeout hung" in report([pair_row(pairs[0], right, wrong)])
 
 
@@ -163,7 +168,9 @@ class Instrument:
         for candidate in candidates:
             times = (9.5 if candidate.schedule.mma_in_flight else 10.0,) * policy.rounds
             clocks = (1500.0,) * policy.rounds
-            results.append(Result(candidate.schedule, "correct", times_us=times, clocks_mhz=clocks, median_us=times[0]))
+            rounds = tuple(range(policy.rounds))
+            own = {"times_us": times, "clocks_mhz": clocks, "rounds": rounds, "median_us": times[0]}
+            results.append(Result(candidate.schedule, "correct", **own))
             on_result(results[-1])
         return results
 
