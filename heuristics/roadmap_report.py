@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from .noise import UNMEASURED
 from .report import markdown_table
 
 Row = Mapping[str, Any]
 
-_HOW = """\
+_QUANTITY = {"ratio": "time", "ratio_cycles": "cycles"}
+
+_HOW = f"""\
 Each line compares two kernels that differ in one choice, and where the rules do not allow that in what is named as
 well. Both ran in the same rounds of one race, with cuBLAS in between. *Time*, *cycles* and *energy* (of the board, for
 one call) are off over on: **above 1 the choice helps**. The first two are medians of paired rounds with their 95 %
 intervals. Where power limits the clock (*limited*) cycles decide, for time scatters ten times more; elsewhere time
-does. Base schedules are those of the table for the problem."""
+does; differences below {100 * UNMEASURED["time"]:g} % of time or {100 * UNMEASURED["cycles"]:g} % of cycles are none.
+Base schedules are those of the table for the problem."""
 
 
 def roadmap_report(document: Mapping[str, Any]) -> str:
@@ -57,12 +61,15 @@ def roadmap_report(document: Mapping[str, Any]) -> str:
 
 
 def verdict(row: Row) -> str:
-    """`helps`, `hurts` or `same`, by the interval of what decides; empty where it was not measured."""
+    """`helps`, `hurts` or `same`, by the interval of what decides and by what measuring resolves; empty where it was
+    not measured."""
     name = _decides(row)
-    interval = row["ci95"][name]
+    interval, margin = row["ci95"][name], UNMEASURED[_QUANTITY[name]]
     if interval is None:
         return ""
-    return "helps" if interval[0] > 1 else "hurts" if interval[1] < 1 else "same"
+    if interval[0] > 1 and row[name] > 1 + margin:
+        return "helps"
+    return "hurts" if interval[1] < 1 and row[name] < 1 - margin else "same"
 
 
 def _decides(row: Row) -> str:

@@ -78,6 +78,8 @@ def test_a_pair_compares_round_by_round(pairs: list[Pair]) -> None:
     assert row["ratio_energy"] == pytest.approx(0.9)
     assert verdict(row) == "same", "power limits, and cycles do not tell them apart"
     assert verdict({**row, "power_limited": False}) == "helps"
+    tiny = {**row, "ratio_cycles": 1.001, "ci95": {"ratio": None, "ratio_cycles": [1.0005, 1.0015]}}
+    assert verdict(tiny) == "same", "less than measuring resolves"
 
 
 def test_a_round_that_one_sat_out_counts_for_neither(pairs: list[Pair]) -> None:
