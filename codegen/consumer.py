@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..space import DTYPE_BYTES, PINGPONG, PROMOTED, Problem, Schedule
 from ..space.resources import WGMMA_K_BYTES, OperandTile, operand_tiles
-from . import epilogue, fusion
+from . import epilogue, fusion, scales
 from .plan import FLAG_ALIGNMENT
 from .producer import ready_barrier
 from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop
@@ -50,8 +50,10 @@ def consumer(problem: Problem, s: Schedule) -> str:
             lines.append("  const u32 vote = smem + SMEM_VOTES + 4 * consumer;")
     if s.split_cluster:
         lines.append("  const u32 received = smem + SMEM_EXCHANGE + consumer * EXCHANGE_SLOTS * SLOT;")
-    if s.dependent_launch and problem.fused.bias:
-        lines.append("  wait_for_dependencies();  // the bias is read before the operands arrive")
+    if s.dependent_launch and (early := [*problem.fused.scales, *(["bias"] if problem.fused.bias else [])]):
+        what = "the bias is" if early == ["bias"] else "they are"
+        lines.append(f"  wait_for_dependencies();  // {what} read before the operands arrive")
+    lines += ["  " + line for line in scales.places(problem, s)]
     if fusion.bias_axis(problem, s) == "column":
         lines.append("  float* const bias_row = (float*)(shared + SMEM_BIAS) + consumer * TILE_N;")
     if s.residual_buffers:

@@ -1,4 +1,4 @@
-"""What is fused into the epilogue: bias, activation, residual. Generated code has only what the problem asks for.
+"""What is fused into the epilogue: scales, bias, activation, residual. Generated code has only what is asked for.
 
 `row` and `column` are the first of the warpgroup's rows and of the tile's columns, `m` and `n` the extents of what
 the kernel computes: with swapped operands a bias along n is one along rows.
@@ -7,7 +7,7 @@ the kernel computes: with swapped operands a bias along n is one along rows.
 from __future__ import annotations
 
 from ..space import PINGPONG, Problem, Schedule
-from . import ptx
+from . import ptx, scales
 from .pieces import Piece, pieces
 from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop, product
 
@@ -23,7 +23,7 @@ def bias_axis(problem: Problem, s: Schedule) -> str:
 def functions(problem: Problem, s: Schedule) -> list[str]:
     """Device functions of what is fused."""
     fused = problem.fused
-    found = []
+    found = scales.functions(problem, s)
     read = problem.bias_dtype if fused.bias else problem.out_dtype
     if fused.bias or (fused.residual and read != "fp32"):
         found.append(widen_function(read))
@@ -48,30 +48,30 @@ def activation_function(name: str) -> str:
 
 
 def before_main_loop(problem: Problem, s: Schedule) -> list[str]:
-    """Lines that ask for the bias of a tile, which arrives while the main loop runs."""
+    """Lines that ask for the scales and the bias of a tile, which arrive while the main loop runs."""
+    lines = scales.before_main_loop(problem, s)
     match bias_axis(problem, s):
         case "column":
-            lines = [
+            lines += [
                 "float column_bias[TILE_N > 128 ? 2 : 1];",
                 "load_column_bias(column_bias, bias, column, n, thread);",
             ]
         case "row":
-            lines = ["float row_bias[M64][2];", "load_row_bias(row_bias, bias, row, m, thread);"]
-        case _:
-            lines = []
+            lines += ["float row_bias[M64][2];", "load_row_bias(row_bias, bias, row, m, thread);"]
     return lines
 
 
 def after_main_loop(problem: Problem, s: Schedule) -> list[str]:
-    """Lines that lay the bias out for all threads; those who read it synchronise first."""
-    return ["keep_column_bias(column_bias, bias_row, thread);"] if bias_axis(problem, s) == "column" else []
+    """Lines that lay scales and bias out for all threads; those who read them synchronise first."""
+    lines = scales.after_main_loop(problem, s)
+    return [*lines, "keep_column_bias(column_bias, bias_row, thread);"] if bias_axis(problem, s) == "column" else lines
 
 
 def finish(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
     """Lines that turn sums into results, for one piece."""
     fused = problem.fused
     where = f"<{piece.column}, {piece.width}>(accumulators[{piece.block}]"
-    lines = []
+    lines = scales.finish(problem, s, piece)
     match bias_axis(problem, s):
         case "column":
             lines.append(f"add_column_bias{where}, bias_row, thread);")

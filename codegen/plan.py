@@ -259,6 +259,8 @@ def _arguments(problem: Problem, schedule: Schedule, pitches: Pitches) -> Iterat
             yield from _matrix(problem, operand, getattr(pitches, operand))
     if schedule.workspace:
         yield Argument("address", "workspace")
+    for word in problem.fused.scales:
+        yield Argument("address", word)
     if problem.fused.bias:
         yield Argument("address", "bias")
     if problem.fused.residual and not schedule.residual_buffers:

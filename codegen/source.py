@@ -19,7 +19,7 @@ from ..space.resources import (
     piece_count,
     stage_readers,
 )
-from . import epilogue, fusion, gemv, ptx, walk
+from . import epilogue, fusion, gemv, ptx, scales, walk
 from .consumer import consumer
 from .plan import map_rank, store_widths
 from .producer import load_flags, producer
@@ -98,9 +98,13 @@ def _arithmetic(problem: Problem) -> str:
     return f"{problem.dtype} operands {result} result, {sums}"
 
 
+_SCALES = {"scale": "scale", "scale_m": "scale_m[m]", "scale_n": "scale_n[n]"}
+
+
 def _formula(problem: Problem, product: str) -> str:
     """The epilogue written around a product."""
     fused = problem.fused
+    product = "".join(f"{_SCALES[word]} * " for word in fused.scales) + product
     if fused.bias:
         product += f" + bias[{fused.bias}]"
     if fused.activation:
@@ -133,6 +137,7 @@ def _constants(problem: Problem, s: Schedule) -> str:
         lines.append(f"constexpr u32 SMEM_RESIDUAL = {smem.residual};")
     if fusion.bias_axis(problem, s) == "column":
         lines.append(f"constexpr u32 SMEM_BIAS = {smem.bias};")
+    lines += scales.constants(problem, s, smem.scales)
     if s.split_cluster:
         lines.append(f"constexpr u32 SMEM_EXCHANGE = {smem.exchange};")
     lines += [f"constexpr u32 SMEM_FULL = {smem.barriers};", "constexpr u32 SMEM_EMPTY = SMEM_FULL + 8 * STAGES;"]
@@ -300,6 +305,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     if s.workspace:
         arguments.append("u32* workspace")
         share = ["  const int all_blocks = (k + TILE_K - 1) / TILE_K;"]
+    arguments += [f"const float* {word}" for word in problem.fused.scales]
     if problem.fused.bias:
         arguments.append(f"const {ptx.C_TYPES[problem.bias_dtype]}* __restrict__ bias")
     element = ptx.C_TYPES[problem.out_dtype]

@@ -26,8 +26,10 @@ _CUDA_R_32F = 0
 _TYPES = {"fp16": 2, "bf16": 14, "fp32": _CUDA_R_32F, "fp8": 28}
 _OP_N, _OP_T = 0, 1
 _DESC_TRANSA, _DESC_TRANSB, _DESC_FAST_ACCUM = 3, 4, 25
+_DESC_A_SCALE_POINTER, _DESC_B_SCALE_POINTER, _DESC_A_SCALE_MODE, _DESC_B_SCALE_MODE = 17, 18, 31, 32
+_SCALE_OUTER_VECTOR = 3
 _LAYOUT_BATCH_COUNT, _LAYOUT_STRIDED_BATCH_OFFSET = 5, 6
-_NOT_SUPPORTED = 15
+_INVALID_VALUE, _NOT_SUPPORTED = 7, 15
 _PREF_MAX_WORKSPACE_BYTES = 1
 _CONFIG = {"id": 0, "tile": 1, "stages": 6, "cluster": 8, "splitk": 2, "reduction": 3, "swizzle": 4, "custom": 5}
 _CLUSTER_IS_16_BIT = ("cluster",)
@@ -73,23 +75,27 @@ def cublas_default(problem: Problem) -> Reference:
     """
     call = torch_call(problem)
     one_type = call.operands == call.result == problem.out_dtype
-    biased = problem.fused.bias == "n" and one_type and not problem.batched
+    biased = problem.fused.bias == "n" and one_type and not problem.batched and not problem.fused.scales
     multiply = torch().bmm if problem.batched else torch().mm
-    one = torch().ones((), dtype=torch().float32, device=DEVICE)
+    ones = _ones(problem, call)
     dtype = torch_dtype(call.result)
+    done = ["bias"] if biased else call.scales
 
     def enqueue(operands: OperandSet) -> None:
         a, b, product = _matrices(operands, call)
         if call.operands == "fp8":
+            rows, columns = _scales(operands, call, ones)
+            if call.vectors:
+                rows, columns = rows[:, None], columns[None]
             fast = problem.accumulate == FAST
-            torch()._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=fast, out=product)
+            torch()._scaled_mm(a, b, scale_a=rows, scale_b=columns, out_dtype=dtype, use_fast_accum=fast, out=product)
         elif biased:
             torch().addmm(operands.bias, a, b, out=product)
         elif call.operands == call.result:
             torch().mm(a, b, out=product)
         else:
             multiply(a, b, out_dtype=dtype, out=product)
-        finish_apart(problem, operands, product, biased)
+        finish_apart(problem, operands, product, done)
 
     return Reference("cublas" if call.operands == problem.dtype else f"cublas_{call.operands}", enqueue)
 
@@ -100,6 +106,19 @@ def _matrices(operands: OperandSet, call: LibraryCall) -> tuple[Any, Any, Any]:
     if operands.wide is not None and call.operands != "fp8":
         a, b = operands.wide
     return a, b, operands.d if operands.d.dtype == torch_dtype(call.result) else operands.product
+
+
+def _ones(problem: Problem, call: LibraryCall) -> tuple[Any, Any]:
+    """Scales of A and B that change nothing, as long as those that the call takes."""
+    lengths = (problem.m, problem.n) if call.vectors else (1, 1)
+    a, b = (torch().ones(length, dtype=torch().float32, device=DEVICE) for length in lengths)
+    return a, b
+
+
+def _scales(operands: OperandSet, call: LibraryCall, ones: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The scales of A and of B in a call, where there are none ones; a number goes with A."""
+    given = {word: operands.scales[word] for word in call.scales}
+    return given.get("scale", given.get("scale_m", ones[0])), given.get("scale_n", ones[1])
 
 
 class CublasLt:
@@ -119,6 +138,8 @@ class CublasLt:
             BadInput: cuBLASLt computes nothing like it.
         """
         call = cublaslt_call(problem)
+        if call.result not in (problem.out_dtype, torch_call(problem).result):
+            return []  # operand sets have room for one other result beside D
         operand, out = _TYPES[call.operands], _TYPES[call.result]
         description = ctypes.c_void_p()
         self._call("cublasLtMatmulDescCreate", ctypes.byref(description), _COMPUTE_32F, _CUDA_R_32F)
@@ -129,6 +150,11 @@ class CublasLt:
         self._set_operation(description, _DESC_TRANSB, a_transposed)
         if call.operands == "fp8":
             self._set(description, _DESC_FAST_ACCUM, ctypes.c_int8(problem.accumulate == FAST))
+        ones = _ones(problem, call)
+        if call.vectors:
+            for attribute in (_DESC_A_SCALE_MODE, _DESC_B_SCALE_MODE):
+                self._set(description, attribute, ctypes.c_int32(_SCALE_OUTER_VECTOR))
+            self._set_scales(description, *ones)
         pitches = Pitches.of(problem)
         first = self._layout(operand, problem, "b", pitches.b)
         second = self._layout(operand, problem, "a", pitches.a)
@@ -159,11 +185,11 @@ class CublasLt:
             found,
             ctypes.byref(count),
         )
-        if status and status != _NOT_SUPPORTED:
+        if status and status not in ((_NOT_SUPPORTED, _INVALID_VALUE) if call.vectors else (_NOT_SUPPORTED,)):
             raise RuntimeError(f"cublasLtMatmulAlgoGetHeuristic: status {status}")
         self._call("cublasLtMatmulPreferenceDestroy", preference)
         return [
-            self._reference(problem, call, rank, found[rank].algorithm, description, first, second, added, output)
+            self._reference(problem, call, ones, rank, found[rank].algorithm, description, first, second, added, output)
             for rank in range(count.value)
             if found[rank].state == 0
         ]
@@ -176,7 +202,13 @@ class CublasLt:
         return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
     def _reference(
-        self, problem: Problem, call: LibraryCall, rank: int, algorithm: _Algorithm, *descriptors: ctypes.c_void_p
+        self,
+        problem: Problem,
+        call: LibraryCall,
+        ones: tuple[Any, Any],
+        rank: int,
+        algorithm: _Algorithm,
+        *descriptors: ctypes.c_void_p,
     ) -> Reference:
         description, first, second, added, output = descriptors
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
@@ -184,6 +216,8 @@ class CublasLt:
 
         def enqueue(operands: OperandSet) -> None:
             a, b, product = _matrices(operands, call)
+            if call.scales:
+                self._set_scales(description, *_scales(operands, call, ones))
             d = ctypes.c_void_p(product.data_ptr())
             status = matmul(
                 self._handle,
@@ -205,7 +239,7 @@ class CublasLt:
             )
             if status:
                 raise LibraryError(f"cublasLtMatmul: status {status}")
-            finish_apart(problem, operands, product, biased=False)
+            finish_apart(problem, operands, product, call.scales)
 
         return Reference(f"cublaslt{rank}_{self._name(algorithm)}", enqueue)
 
@@ -249,6 +283,11 @@ class CublasLt:
 
     def _set_operation(self, description: ctypes.c_void_p, attribute: int, transposed: bool) -> None:
         self._set(description, attribute, ctypes.c_int32(_OP_T if transposed else _OP_N))
+
+    def _set_scales(self, description: ctypes.c_void_p, a: Any, b: Any) -> None:
+        """Scales of A and B, which are cuBLAS's second operand and its first."""
+        self._set(description, _DESC_A_SCALE_POINTER, ctypes.c_void_p(b.data_ptr()))
+        self._set(description, _DESC_B_SCALE_POINTER, ctypes.c_void_p(a.data_ptr()))
 
     def _set(self, description: ctypes.c_void_p, attribute: int, value: Any) -> None:
         self._call(

@@ -17,6 +17,13 @@ class LibraryCall:
     operands: str
     """The problem's own, or bf16 where the library does not multiply those: copies that are made beforehand."""
     result: str
+    scales: tuple[str, ...] = ()
+    """The scales of the epilogue that it applies itself: a number, or vectors, as those of torch._scaled_mm."""
+
+    @property
+    def vectors(self) -> bool:
+        """Whether these are vectors: then both operands have one."""
+        return bool(self.scales) and "scale" not in self.scales
 
 
 def torch_call(problem: Problem) -> LibraryCall:
@@ -43,13 +50,24 @@ def _call(problem: Problem, wide: bool) -> LibraryCall:
         raise BadInput(f"problem is {problem.key}: valid for measuring 8-bit operands is layout nt")
     # No library of NVIDIA's multiplies two matrices of e5m2.
     operands = "bf16" if wide or problem.dtype == "fp8_e5m2" else problem.dtype
-    return LibraryCall(operands, _result(problem, operands))
+    result = _result(problem, operands)
+    return LibraryCall(operands, result, _scales(problem, operands, result))
 
 
 def _result(problem: Problem, operands: str) -> str:
     """D's dtype where the library rounds to it, else one from which D is rounded afterwards."""
     if operands == "fp8":
         # torch's kernels of elements do no arithmetic in 8 bits: what they finish is kept in bf16.
-        unfinished = OUT_DTYPE_BYTES[problem.out_dtype] == 1 and problem.epilogue != "none"
+        unfinished = OUT_DTYPE_BYTES[problem.out_dtype] == 1 and problem.epilogue not in ("none", "scale")
         return "bf16" if unfinished else problem.out_dtype
     return problem.out_dtype if problem.out_dtype in (operands, "fp32") else "fp32"
+
+
+def _scales(problem: Problem, operands: str, result: str) -> tuple[str, ...]:
+    words = problem.fused.scales
+    if operands != "fp8":
+        return ()
+    if "scale" in words:
+        return ("scale",)
+    # Vectors go with results in bf16 alone in every version of torch.
+    return words if result == "bf16" else ()

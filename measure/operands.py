@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..space import DTYPE_BYTES, OUT_DTYPE_BYTES, Device, Pitch, Pitches, Problem, ceil_div
@@ -73,6 +74,8 @@ class OperandSet:
     """The bias vector of an epilogue that has one."""
     c: Any = None
     """The residual of an epilogue that has one, as D lies."""
+    scales: Mapping[str, Any] = field(default_factory=dict)
+    """Vectors of the epilogue that scale the product, by their words; of the number `scale` the vector of one."""
     wide: tuple[Any, Any] | None = None
     """A and B in bf16, for libraries that do not multiply their dtype."""
     product: Any = None
@@ -92,11 +95,11 @@ class OperandSet:
     @property
     def values(self) -> dict[str, int | float]:
         """What a launch is bound to: addresses by name."""
-        tensors = {"a": self.a, "b": self.b, "d": self.d, "bias": self.bias, "c": self.c}
+        tensors = {"a": self.a, "b": self.b, "d": self.d, "bias": self.bias, "c": self.c, **self.scales}
         return {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
 
     def fill_normal(self, seed: int) -> None:
-        """Draw the inputs anew from N(0, 1), in place."""
+        """Draw the inputs anew from N(0, 1), in place, and scales from 1/2 to 1."""
         generator = _generator(seed)
         for tensor in self.inputs:
             if tensor.itemsize == 1:  # no sampler draws 8 bits; N(0, 1) is well inside the range of e4m3 and e5m2
@@ -104,6 +107,8 @@ class OperandSet:
                 tensor.copy_(normal)
             else:
                 tensor.normal_(generator=generator)
+        for scale in self.scales.values():
+            scale.uniform_(0.5, 1, generator=generator)
         self._widen()
 
     def _widen(self) -> None:
@@ -128,12 +133,15 @@ def normal_set(problem: Problem, seed: int) -> OperandSet:
 
 
 def integer_set(problem: Problem, seed: int) -> OperandSet:
-    """Integers from -2 to 2: products and sums are exact in float32, so that a result is right to the bit."""
+    """Integers from -2 to 2, and scales that are powers of two: products and sums are exact in float32, so that a
+    result is right to the bit."""
     operands = _empty_set(problem)
     generator = _generator(seed)
     for tensor in operands.inputs:
         integers = torch().randint(-2, 3, tensor.shape, generator=generator, device=DEVICE)
         tensor.copy_(integers.to(torch().bfloat16))
+    for scale in operands.scales.values():
+        scale.copy_(2.0 ** torch().randint(-1, 2, scale.shape, generator=generator, device=DEVICE))
     return operands
 
 
@@ -160,6 +168,7 @@ def _empty_set(problem: Problem) -> OperandSet:
     d = buffer[GUARD_BYTES:-GUARD_BYTES].view(out)
     fused = problem.fused
     axis = {"m": problem.m, "n": problem.n}
+    lengths = {"scale": 1, "scale_m": problem.m, "scale_n": problem.n}
     bias = torch_dtype(problem.bias_dtype)
     a, b = operands_of(problem.dtype)
     operands = OperandSet(
@@ -170,6 +179,7 @@ def _empty_set(problem: Problem) -> OperandSet:
         padding=d.view(-1, pitches.d.row)[:, problem.n :],
         bias=torch().empty(axis[fused.bias], dtype=bias, device=DEVICE) if fused.bias else None,
         c=operand("d", problem.out_dtype, row_major=True) if fused.residual else None,
+        scales={word: torch().empty(lengths[word], dtype=torch().float32, device=DEVICE) for word in fused.scales},
         wide=operands_of(call.operands) if call.operands != problem.dtype else None,
         product=operand("d", call.result, row_major=True) if call.result != problem.out_dtype else None,
     )

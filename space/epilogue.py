@@ -7,6 +7,9 @@ from itertools import pairwise
 
 from .errors import BadInput
 
+SCALES = ("scale", "scale_m", "scale_n")
+"""Words for what the product is multiplied by: a number, a vector along m, a vector along n, in float32."""
+
 BIASES = {"bias": "n", "bias_m": "m"}
 """Words for a bias vector and the axis it runs along."""
 
@@ -18,8 +21,10 @@ RESIDUAL = "residual"
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """D = activation(A x B + bias) + residual, each part optional, all in float32, rounded once."""
+    """D = activation(scales x A x B + bias) + residual, each part optional, all in float32, rounded once."""
 
+    scales: tuple[str, ...] = ()
+    """Those of SCALES that multiply the product, which all lie in device memory."""
     bias: str = ""
     """The axis that the bias vector runs along: `n`, `m`, or none."""
     activation: str = ""
@@ -28,7 +33,7 @@ class Epilogue:
 
     @classmethod
     def parse(cls, text: str) -> Epilogue:
-        """The epilogue written as `none` or as words joined by `+`, such as `bias+gelu+residual`.
+        """The epilogue written as `none` or as words joined by `+`, such as `scale_m+scale_n+bias+gelu+residual`.
 
         Raises:
             BadInput: a word is unknown, out of order, or one too many of its kind.
@@ -39,14 +44,20 @@ class Epilogue:
         places = [_STEPS.get(word, -1) for word in words]
         if -1 in places or any(a >= b for a, b in pairwise(places)):
             raise BadInput(
-                f"epilogue is {text!r}: valid is none, or joined by + one of {', '.join(BIASES)},"
-                f" then one of {', '.join(ACTIVATIONS)}, then {RESIDUAL}, each optional"
+                f"epilogue is {text!r}: valid is none, or joined by + any of {', '.join(SCALES)},"
+                f" then one of {', '.join(BIASES)}, one of {', '.join(ACTIVATIONS)}, then {RESIDUAL}, each optional"
             )
         return cls(
+            scales=tuple(word for word in words if word in SCALES),
             bias=next((BIASES[word] for word in words if word in BIASES), ""),
             activation=next((word for word in words if word in ACTIVATIONS), ""),
             residual=RESIDUAL in words,
         )
 
 
-_STEPS = {**dict.fromkeys(BIASES, 0), **dict.fromkeys(ACTIVATIONS, 1), RESIDUAL: 2}
+_STEPS = {
+    **{word: step for step, word in enumerate(SCALES)},
+    **dict.fromkeys(BIASES, len(SCALES)),
+    **dict.fromkeys(ACTIVATIONS, len(SCALES) + 1),
+    RESIDUAL: len(SCALES) + 2,
+}

@@ -107,9 +107,9 @@ def vectors(problem: Problem, swap_ab: bool) -> int:
     return min((v for v in VECTORS if v >= rows), default=0) if major == "k" else 0
 
 
-def sixteen_bits(problem: Problem) -> bool:
-    """Whether operands and D have 16 bits, as loads, products and stores here take them."""
-    return DTYPE_BYTES[problem.dtype] == OUT_DTYPE_BYTES[problem.out_dtype] == 2
+def plain_types(problem: Problem) -> bool:
+    """Whether operands and D have 16 bits and no scales, as loads, products and stores here take them."""
+    return DTYPE_BYTES[problem.dtype] == OUT_DTYPE_BYTES[problem.out_dtype] == 2 and not problem.fused.scales
 
 
 def ways(problem: Problem) -> list[bool]:
@@ -117,7 +117,7 @@ def ways(problem: Problem) -> list[bool]:
     return [
         swap
         for swap in (False, True)
-        if sixteen_bits(problem) and vectors(problem, swap) and not any(_geometry(problem, swap))
+        if plain_types(problem) and vectors(problem, swap) and not any(_geometry(problem, swap))
     ]
 
 
@@ -172,8 +172,8 @@ def tile_problems(problem: Problem, s: Schedule, device: Device) -> Iterator[str
 
 def gemv_violations(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     """Every reason against a schedule of this arrangement whose values are each in their dimension."""
-    if not sixteen_bits(problem):
-        yield f"{GEMV} of {problem.dtype} operands with {problem.out_dtype} results: valid are bf16 and fp16"
+    if not plain_types(problem):
+        yield f"{GEMV} of {problem.key}: valid are operands and results in bf16 or fp16, without scales"
     for name, value in FIXED.items():
         if getattr(s, name) != value:
             yield f"{name} {getattr(s, name)} in {GEMV}: valid is {value}"

@@ -114,6 +114,8 @@ class SharedMemory:
     epilogue: int
     residual: int
     bias: int
+    scales: int
+    """Vectors of scales, in fp32."""
     exchange: int
     barriers: int
     votes: int
@@ -126,20 +128,21 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
     that share K, mbarriers. With `gemv` partial sums are all there is."""
     if schedule.arrangement == GEMV:
         total = gemv_smem_bytes(problem, schedule)
-        return SharedMemory(0, 0, 0, 0, 0, 0, total, total, total)
+        return SharedMemory(0, 0, 0, 0, 0, 0, 0, total, total, total)
     row_tile, column_tile = operand_tiles(problem, schedule)
     chunk = chunk_bytes(problem, schedule) if schedule.store == "tma" else 0
     b = row_tile.stage_bytes * schedule.stages
     epilogue = b + column_tile.stage_bytes * schedule.stages
     residual = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
     bias = residual + chunk * schedule.residual_buffers * schedule.consumers
-    exchange = bias + column_bias_bytes(problem, schedule) * schedule.consumers
+    scales = bias + column_bias_bytes(problem, schedule) * schedule.consumers
+    exchange = scales + scale_bytes(problem, schedule) * schedule.consumers
     slot = 64 * schedule.epilogue_n * ACCUMULATOR_BYTES
     barriers = exchange + slot * exchange_slots(schedule) * schedule.consumers
     rings = schedule.stages + schedule.residual_buffers * schedule.consumers
     votes = barriers + (2 * rings + schedule.split_cluster) * MBARRIER_BYTES
     total = votes + (4 * schedule.consumers if schedule.workspace and not schedule.dealt else 0)
-    return SharedMemory(0, b, epilogue, residual, bias, exchange, barriers, votes, total)
+    return SharedMemory(0, b, epilogue, residual, bias, scales, exchange, barriers, votes, total)
 
 
 def chunk_bytes(problem: Problem, schedule: Schedule) -> int:
@@ -162,6 +165,15 @@ def column_bias_bytes(problem: Problem, schedule: Schedule) -> int:
     """Bytes that a consumer warpgroup keeps of a bias along the columns of what the kernel computes, in fp32."""
     axis = "m" if schedule.swap_ab else "n"
     return ACCUMULATOR_BYTES * schedule.tile_n if problem.fused.bias == axis else 0
+
+
+def scale_bytes(problem: Problem, schedule: Schedule) -> int:
+    """Bytes that a consumer warpgroup keeps of vectors of scales, for its rows or columns."""
+    rows, columns = 64 * schedule.m64_per_warpgroup, schedule.tile_n
+    along = {"scale": 0, "scale_m": rows, "scale_n": columns}
+    if schedule.swap_ab:
+        along |= {"scale_m": columns, "scale_n": rows}
+    return ACCUMULATOR_BYTES * sum(along[word] for word in problem.fused.scales)
 
 
 def exchange_slots(schedule: Schedule) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .api import best_schedule
 from .codegen.plan import LaunchPlan, launch_plan
 from .measure.gpus import hopper
-from .space import ACTIVATIONS, BadInput, Problem, unsupported
+from .measure.operands import TORCH_NAMES
+from .space import ACTIVATIONS, DTYPE_BYTES, FAST, OUT_DTYPE_BYTES, BadInput, Problem, unsupported
+from .space.epilogue import SCALES
 from .space.problem import TMA_ALIGNMENT
 
 if TYPE_CHECKING:
@@ -35,14 +38,25 @@ def matmul(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+    accumulate: str = FAST,
+    out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """activation(`a` x `b` + `bias`) + `residual` on a Hopper GPU, in one kernel on the current stream.
+    """activation(`scale_a` x `a` x `b` x `scale_b` + `bias`) + `residual` on a Hopper GPU, in one kernel on the current
+    stream.
 
-    `a` is [M, K] and `b` is [K, N]. `bias` is [N], or [M, 1] to run along the rows; `activation` is one of
-    `space.ACTIVATIONS`; `residual` is a contiguous [M, N]. Sums are in float32 and rounded once; with `deterministic`
-    never in the order in which CTAs happen to end, so that equal inputs give equal bits.
+    `a` is [M, K] and `b` is [K, N], both of bfloat16, float16, float8_e4m3fn or float8_e5m2; 8-bit matrices are
+    contiguous along K. `bias` is [N], or [M, 1] to run along the rows, of the output's dtype (bfloat16 for 8 bits);
+    `activation` is one of `space.ACTIVATIONS`; `residual` is a contiguous [M, N] of the output's dtype. `scale_a` is
+    one number or has one for each row, [M] or [M, 1], `scale_b` one or one for each column, [N] or [1, N], contiguous
+    in float32; two single numbers cost a small kernel that multiplies them: better give their product as one.
+    `out_dtype` is that of the inputs, or bfloat16 for 8-bit ones, unless it is given: bfloat16, float16, float32, or
+    float8_e4m3fn for 8-bit inputs. Sums are in float32 and rounded once; those of 8-bit products are in the tensor
+    cores' 14 bits, with `accumulate="promoted"` added up in float32 every 128 of K. With `deterministic` sums are never
+    in the order in which CTAs happen to end, so that equal inputs give equal bits.
 
     Layouts are read off the strides, as in torch: `matmul(x, weight.T)` for `x` [M, K] and `weight` [N, K], both
     contiguous, is the layout `nt`; either may be row-major or column-major. `out` [M, N] receives the result. The
@@ -57,22 +71,26 @@ def matmul(
     except ModuleNotFoundError as error:
         raise BadInput("the package torch is not installed: valid is an installation of tileseek[tune]") from error
 
-    epilogue = _epilogue(a, b, bias, activation, residual)
-    problem = replace(_problem(a, b), epilogue=epilogue, deterministic=deterministic)
+    problem = _problem(a, b, out_dtype, accumulate)
+    scales = _scales(a, b, scale_a, scale_b)
+    epilogue = _epilogue(problem, a.device, scales, bias, activation, residual)
+    problem = replace(problem, epilogue=epilogue, deterministic=deterministic)
     given = {"a": a, "b": b, "bias": bias, "residual": residual}
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values()):
         raise BadInput("an input requires a gradient, which matmul does not compute: valid is torch.no_grad()")
+    dtype = _torch_dtype(problem.out_dtype)
     if out is None:
-        out = torch.empty((problem.m, problem.n), dtype=a.dtype, device=a.device)
-    elif (out.shape, out.dtype, out.device) != ((problem.m, problem.n), a.dtype, a.device) or not out.is_contiguous():
+        out = torch.empty((problem.m, problem.n), dtype=dtype, device=a.device)
+    elif (out.shape, out.dtype, out.device) != ((problem.m, problem.n), dtype, a.device) or not out.is_contiguous():
         raise BadInput(
-            f"out is {_words(out)}: valid is a contiguous {problem.m} x {problem.n} of {a.dtype} on {a.device}"
+            f"out is {_words(out)}: valid is a contiguous {problem.m} x {problem.n} of {dtype} on {a.device}"
         )
     tensors["out"] = out
     for name, tensor in tensors.items():
         if tensor.data_ptr() % TMA_ALIGNMENT:
             raise BadInput(f"{name} starts at {tensor.data_ptr():#x}: valid are multiples of {TMA_ALIGNMENT} bytes")
+    tensors |= scales
     with torch.cuda.device(a.device):
         stream = torch.cuda.current_stream().cuda_stream
         values = tuple((_KERNEL_NAMES.get(name, name), tensor.data_ptr()) for name, tensor in tensors.items())
@@ -83,20 +101,49 @@ def matmul(
     return out
 
 
+def _scales(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None, scale_b: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """The scales by their words in an epilogue, in the order of the words."""
+    import torch
+
+    found: dict[str, torch.Tensor] = {}
+    for name, scale, word, count in (
+        ("scale_a", scale_a, "scale_m", a.shape[0]),
+        ("scale_b", scale_b, "scale_n", b.shape[1]),
+    ):
+        if scale is None:
+            continue
+        vector = (count, 1) if name == "scale_a" else (1, count)
+        shapes = {(count,): word, vector: word, (): "scale", (1,): "scale", (1, 1): "scale"}
+        if tuple(scale.shape) not in shapes or (scale.dtype, scale.device) != (torch.float32, a.device):
+            raise BadInput(
+                f"{name} is {_words(scale)}: valid is one number, [{count}] or {list(vector)}"
+                f" of {torch.float32} on {a.device}"
+            )
+        if not scale.is_contiguous():
+            raise BadInput(f"{name} has strides {tuple(scale.stride())}: valid is a contiguous vector")
+        word = shapes[tuple(scale.shape)]
+        found[word] = found[word].reshape(()) * scale.reshape(()) if word in found else scale
+    return {word: found[word] for word in SCALES if word in found}
+
+
 def _epilogue(
-    a: torch.Tensor,
-    b: torch.Tensor,
+    problem: Problem,
+    device: torch.device,
+    scales: Iterable[str],
     bias: torch.Tensor | None,
     activation: str | None,
     residual: torch.Tensor | None,
 ) -> str:
     """The word for what is fused, after checking the tensors that it reads."""
-    words = []
-    rows, columns = a.shape[0], b.shape[-1]
+    words = list(scales)
+    rows, columns = problem.m, problem.n
+    dtype, bias_dtype = _torch_dtype(problem.out_dtype), _torch_dtype(problem.bias_dtype)
     if bias is not None:
         shapes = {(columns,): "bias", (rows, 1): "bias_m"}
-        if tuple(bias.shape) not in shapes or (bias.dtype, bias.device) != (a.dtype, a.device):
-            raise BadInput(f"bias is {_words(bias)}: valid is [{columns}] or [{rows}, 1] of {a.dtype} on {a.device}")
+        if tuple(bias.shape) not in shapes or (bias.dtype, bias.device) != (bias_dtype, device):
+            raise BadInput(f"bias is {_words(bias)}: valid is [{columns}] or [{rows}, 1] of {bias_dtype} on {device}")
         if not bias.is_contiguous():
             raise BadInput(f"bias has strides {tuple(bias.stride())}: valid is a contiguous vector")
         words.append(shapes[tuple(bias.shape)])
@@ -105,27 +152,39 @@ def _epilogue(
             raise BadInput(f"activation is {activation!r}: valid are {', '.join(ACTIVATIONS)}")
         words.append(activation)
     if residual is not None:
-        wanted = ((rows, columns), a.dtype, a.device)
+        wanted = ((rows, columns), dtype, device)
         if (tuple(residual.shape), residual.dtype, residual.device) != wanted or not residual.is_contiguous():
             raise BadInput(
-                f"residual is {_words(residual)}: valid is a contiguous {rows} x {columns} of {a.dtype} on {a.device}"
+                f"residual is {_words(residual)}: valid is a contiguous {rows} x {columns} of {dtype} on {device}"
             )
         words.append("residual")
     return "+".join(words) or "none"
 
 
-def _problem(a: torch.Tensor, b: torch.Tensor) -> Problem:
+def _torch_dtype(dtype: str) -> torch.dtype:
     import torch
 
-    dtypes = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    found: torch.dtype = getattr(torch, TORCH_NAMES[dtype])
+    return found
+
+
+def _problem(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, accumulate: str) -> Problem:
+    dtypes = {_torch_dtype(word): word for word in TORCH_NAMES}
+    operands = {_torch_dtype(word): word for word in DTYPE_BYTES}
     for name, tensor in (("a", a), ("b", b)):
-        if tensor.ndim != 2 or not tensor.is_cuda or tensor.dtype not in dtypes:
-            raise BadInput(f"{name} is {_words(tensor)}: valid is a matrix of bfloat16 or float16 on a CUDA device")
+        if tensor.ndim != 2 or not tensor.is_cuda or tensor.dtype not in operands:
+            valid = ", ".join(TORCH_NAMES[word] for word in DTYPE_BYTES)
+            raise BadInput(f"{name} is {_words(tensor)}: valid is a matrix of {valid} on a CUDA device")
+    if out_dtype is not None and dtypes.get(out_dtype) not in OUT_DTYPE_BYTES:
+        valid = ", ".join(TORCH_NAMES[word] for word in OUT_DTYPE_BYTES)
+        raise BadInput(f"out_dtype is {out_dtype}: valid are {valid}")
+    out = "" if out_dtype is None else dtypes[out_dtype]
     if (a.dtype, a.device, a.shape[1]) != (b.dtype, b.device, b.shape[0]):
         raise BadInput(f"a is {_words(a)} and b is {_words(b)}: valid are M x K and K x N of one dtype on one device")
     sizes = (a.shape[0], b.shape[1], a.shape[1])
     layouts = itertools.product(_letters("a", a, "nt"), _letters("b", b, "tn"))
-    found = [Problem(*sizes, dtypes[a.dtype], first + second) for first, second in layouts]
+    dtype = operands[a.dtype]
+    found = [Problem(*sizes, dtype, a_ + b_, out_dtype=out, accumulate=accumulate) for a_, b_ in layouts]
     if len(found) == 1:
         return found[0]
     # A matrix with one row or column is contiguous both ways: then the layout that has kernels is meant.
