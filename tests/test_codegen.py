@@ -77,7 +77,8 @@ KINDS = [
 @pytest.mark.parametrize(("dtype", "out_dtype", "accumulate"), KINDS)
 def test_operand_and_output_types_compile_and_pass_the_audit(dtype: str, out_dtype: str, accumulate: str) -> None:
     rng = random.Random(f"{dtype} {out_dtype} {accumulate}")
-    for epilogue, count in (("none", 2), ("bias+relu", 1)):
+    fused = rng.choice(["scale+bias+relu", "scale_m+scale_n", "scale_n+bias_m+gelu", "scale_m+bias+silu"])
+    for epilogue, count in (("none", 2), (fused, 1)):
         problem = Problem(4096, 4096, 4096, dtype, "nt", 1, out_dtype, epilogue, accumulate=accumulate)
         schedules = [sample(problem, H200, rng) for _ in range(count)]
         with CompilePool(1) as pool:
@@ -131,7 +132,13 @@ def test_source_is_self_contained_and_has_only_what_is_asked() -> None:
     assert max(map(len, lines)) <= 120
 
 
-@pytest.mark.parametrize("epilogue", ["bias+relu", "bias_m+gelu", "silu", "gelu_tanh+residual", "bias+silu+residual"])
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        *("bias+relu", "bias_m+gelu", "silu", "gelu_tanh+residual", "bias+silu+residual"),
+        *("scale", "scale_m+scale_n", "scale+scale_n+bias_m+relu", "scale_m+scale_n+bias+gelu+residual"),
+    ],
+)
 def test_epilogues_compile(epilogue: str) -> None:
     problem = Problem(4096, 4096, 4096, epilogue=epilogue)
     residual = "_res1" if problem.fused.residual else ""
@@ -186,6 +193,7 @@ def test_a_plan_names_what_its_launch_needs() -> None:
         (COOPERATIVE.name, "none", ("a", "b", "d")),
         (COOPERATIVE.name + "_res1", "bias+residual", ("a", "b", "d", "c", "bias")),
         (COOPERATIVE.name, "bias_m+residual", ("a", "b", "d", "bias", "c")),
+        (COOPERATIVE.name, "scale_m+scale_n+bias", ("a", "b", "d", "scale_m", "scale_n", "bias")),
         (split.format("direct"), "none", ("a", "b", "workspace", "d")),
     ):
         plan = launch_plan(Problem(512, 1280, 8192, epilogue=epilogue), Schedule.parse(name))

@@ -126,11 +126,78 @@ def test_graphs(torch: Any, split: None) -> None:
     assert_right(tileseek.matmul(a, b), a, b)
 
 
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+def eight_bits(torch: Any, m: int, n: int, k: int, dtype: str) -> tuple[Any, Any]:
+    """Integers, so that sums are exact in tensor cores too: `a` [m, k] and `b` [k, n], both contiguous along k."""
+    a, b = (torch.randint(-2, 3, shape, device="cuda").float().to(getattr(torch, dtype)) for shape in ((m, k), (n, k)))
+    return a, b.T
+
+
+@pytest.mark.parametrize("accumulate", ["fast", "promoted"])
+@pytest.mark.parametrize("out_dtype", [None, "float16", "float32", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", FP8)
+def test_eight_bits_are_right_to_the_bit(torch: Any, dtype: str, out_dtype: str | None, accumulate: str) -> None:
+    a, b = eight_bits(torch, 257, 720, 1040, dtype)
+    out = None if out_dtype is None else getattr(torch, out_dtype)
+    d = tileseek.matmul(a, b, out_dtype=out, accumulate=accumulate)
+    assert d.dtype == (out or torch.bfloat16)
+    exact = (a.float() @ b.float()).clamp(-448, 448) if out_dtype == FP8[0] else a.float() @ b.float()
+    assert torch.equal(d.float(), exact.to(d.dtype).float())
+
+
+@pytest.mark.parametrize("out_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("rows", ["none", "number", "vector"])
+@pytest.mark.parametrize("columns", ["none", "number", "vector"])
+def test_scales_are_right_to_the_bit(torch: Any, rows: str, columns: str, out_dtype: str) -> None:
+    m, n, k = 257, 720, 1040
+    a, b = eight_bits(torch, m, n, k, FP8[0])
+
+    def powers(kind: str, *shape: int) -> Any:
+        if kind == "none":
+            return None
+        exponents = torch.randint(-2, 3, shape if kind == "vector" else (), device="cuda")
+        return torch.exp2(exponents.float())
+
+    scale_a, scale_b = powers(rows, m, 1), powers(columns, n)
+    bias = torch.randint(-2, 3, (n,), device="cuda").to(getattr(torch, out_dtype))
+    d = tileseek.matmul(a, b, scale_a=scale_a, scale_b=scale_b, bias=bias, out_dtype=bias.dtype)
+    exact = a.float() @ b.float()
+    exact *= 1 if scale_a is None else scale_a
+    exact *= 1 if scale_b is None else scale_b
+    assert torch.equal(d, (exact + bias).to(d.dtype))
+
+
+@pytest.mark.parametrize(("k", "accumulate", "most"), [(8192, "fast", 6e-3), (8192, "promoted", 7e-4)])
+def test_sums_have_the_precision_that_is_asked_for(torch: Any, k: int, accumulate: str, most: float) -> None:
+    a, b = (torch.randn(shape, device="cuda").to(torch.float8_e4m3fn) for shape in ((512, k), (1024, k)))
+    d = tileseek.matmul(a, b.T, accumulate=accumulate, out_dtype=torch.float32)
+    exact = a.double() @ b.double().T
+    assert (d - exact).norm() / exact.norm() < most
+
+
+def test_refusals_of_eight_bits(torch: Any) -> None:
+    a, b = eight_bits(torch, 64, 256, 128, FP8[0])
+    number, vector = torch.ones((), device="cuda"), torch.ones(64, device="cuda")
+    for arguments, message in (
+        ({"b": b.T.contiguous().T.contiguous()}, "layout nn of fp8: valid is nt"),
+        ({"scale_a": vector.double()}, "scale_a is 64 of torch.float64"),
+        ({"scale_b": vector}, r"scale_b is 64 of .*: valid is one number, \[256\] or \[1, 256\]"),
+        ({"scale_a": number.cpu()}, "scale_a is a scalar of .* on cpu"),
+        ({"out_dtype": torch.float64}, "out_dtype is torch.float64: valid are bfloat16"),
+        ({"accumulate": "exact"}, "accumulate is 'exact': valid are fast, promoted"),
+        ({"bias": torch.ones(256, device="cuda")}, "of torch.bfloat16"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            tileseek.matmul(**{"a": a, "b": b, **arguments})
+
+
 def test_refusals(torch: Any) -> None:
     a, b = matrix(torch, 64, 128), matrix(torch, 256, 128).T
     for arguments, message in (
         ((a.cpu(), b.cpu()), "on a CUDA device"),
-        ((a.float(), b.float()), "bfloat16 or float16"),
+        ((a.float(), b.float()), "valid is a matrix of bfloat16, float16, float8_e4m3fn, float8_e5m2"),
         ((a, b.half()), "of one dtype"),
         ((a, b[:64]), "valid are M x K and K x N"),
         ((a[None], b), "valid is a matrix"),

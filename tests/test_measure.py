@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from fake_gpu import REFERENCE_US, FakeSample
 from tileseek.measure import check, lock, scoring
+from tileseek.measure.library import LibraryCall, cublaslt_call, torch_call
 from tileseek.measure.operands import set_count
 from tileseek.measure.policy import FINAL, POLICIES, SCREEN
 from tileseek.measure.results import RATIOS, STATUSES, Candidate, Result
@@ -221,6 +222,31 @@ def test_short_sums_meet_the_tolerance_of_their_kind(k: int) -> None:
     assert right(promoted, "promoted")
     assert right(fast, "promoted") == (k == 128), "a precision that is not there"
     assert not right(exact - (a * b)[:, -64:].sum(1), "fast"), "the last 64 of K left out"
+
+
+@pytest.mark.parametrize(
+    ("problem", "call"),
+    [
+        (Problem(64, 64, 64), LibraryCall("bf16", "bf16")),
+        (Problem(64, 64, 64, out_dtype="fp32", layout="tn"), LibraryCall("bf16", "fp32")),
+        (Problem(64, 64, 64, "fp16", out_dtype="bf16"), LibraryCall("fp16", "fp32")),
+        (Problem(64, 64, 64, epilogue="scale_m"), LibraryCall("bf16", "bf16")),
+        (Problem(64, 64, 64, "fp8"), LibraryCall("fp8", "bf16")),
+        (Problem(64, 64, 64, "fp8", out_dtype="fp8", epilogue="scale"), LibraryCall("fp8", "fp8", ("scale",))),
+        (Problem(64, 64, 64, "fp8", out_dtype="fp8", epilogue="relu"), LibraryCall("fp8", "bf16")),
+        (Problem(64, 64, 64, "fp8", epilogue="scale_n+bias"), LibraryCall("fp8", "bf16", ("scale_n",))),
+        (Problem(64, 64, 64, "fp8", out_dtype="fp16", epilogue="scale_n"), LibraryCall("fp8", "fp16")),
+        (Problem(64, 64, 64, "fp8", epilogue="scale+scale_m"), LibraryCall("fp8", "bf16", ("scale",))),
+        (Problem(64, 72, 64, "fp8"), LibraryCall("bf16", "bf16")),
+        (Problem(64, 64, 64, "fp8", batch=2), LibraryCall("bf16", "bf16")),
+        (Problem(64, 64, 64, "fp8_e5m2", out_dtype="fp16"), LibraryCall("bf16", "fp32")),
+    ],
+    ids=lambda value: value.key if isinstance(value, Problem) else "",
+)
+def test_what_torch_computes_in_one_call(problem: Problem, call: LibraryCall) -> None:
+    assert torch_call(problem) == call
+    if problem.dtype == "fp8":
+        assert cublaslt_call(problem).operands == "fp8"
 
 
 def test_the_first_wrong_element_is_named() -> None:

@@ -57,7 +57,7 @@ PROBLEMS = st.builds(
     dtype=st.sampled_from(["fp8", "fp8_e5m2"]),
     out_dtype=st.sampled_from(["bf16", "fp16", "fp32", "fp8"]),
     accumulate=st.sampled_from(["fast", "promoted"]),
-    epilogue=st.sampled_from(["none", "bias+relu"]),
+    epilogue=st.sampled_from(["none", "bias+relu", "scale", "scale_m+scale_n", "scale_n+bias_m+gelu"]),
 )
 
 
@@ -399,6 +399,25 @@ def test_sizes_are_positive_integers(name: str, value: Any) -> None:
 def test_words_are_those_of_the_space(name: str, value: str, valid: str) -> None:
     with pytest.raises(BadInput, match=f"{name} is .*valid (are|is) .*{valid}"):
         Problem(8, 8, 8, **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "scales"),
+    [
+        ("none", ()),
+        ("scale", ("scale",)),
+        ("scale_m+scale_n+bias+gelu+residual", ("scale_m", "scale_n")),
+        ("scale+scale_m+relu", ("scale", "scale_m")),
+    ],
+)
+def test_scales_of_an_epilogue(text: str, scales: tuple[str, ...]) -> None:
+    assert Problem(16, 16, 16, epilogue=text).fused.scales == scales
+
+
+@pytest.mark.parametrize("text", ["scale_n+scale_m", "scale+scale", "bias+scale", "scale_k", "none+scale"])
+def test_scales_out_of_order_are_bad_input(text: str) -> None:
+    with pytest.raises(BadInput, match=r"epilogue is .*valid is none, or joined by \+ .*scale, scale_m, scale_n"):
+        Problem(16, 16, 16, epilogue=text)
 
 
 @pytest.mark.parametrize("obj", [{}, {"m": 8}, {**LARGE.to_json(), "q": 1}, {**LARGE.to_json(), "a_major": "x"}, None])

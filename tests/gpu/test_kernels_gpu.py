@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -53,20 +54,18 @@ PROBLEMS = [
         for layout in ("nt", "nn", "tn", "tt")
     ),
     Problem(517, 773, 1031, batch=3, a_align=16, b_align=16, d_align=16, epilogue="bias+residual"),
+    # Each type of output meets four of the five kinds of scales.
     *(
         Problem(521, 784, 1040, dtype, "nt", 1, out_dtype, epilogue, accumulate=accumulate)
-        for dtype, out_dtype, epilogue, accumulate in (
-            ("fp8", "bf16", "none", "fast"),
-            ("fp8", "bf16", "bias+relu", "promoted"),
-            ("fp8", "fp16", "residual", "fast"),
-            ("fp8", "fp32", "none", "promoted"),
-            ("fp8", "fp32", "bias_m+relu+residual", "fast"),
-            ("fp8", "fp8", "none", "fast"),
-            ("fp8", "fp8", "bias+relu", "promoted"),
-            ("fp8_e5m2", "bf16", "none", "fast"),
-            ("fp8_e5m2", "fp8", "none", "promoted"),
+        for (dtype, out_dtype, accumulate), epilogue in zip(
+            itertools.product(("fp8", "fp8_e5m2"), ("bf16", "fp16", "fp32", "fp8"), ("fast", "promoted")),
+            itertools.cycle(("none", "scale", "scale_m+scale_n", "scale_n+bias+relu", "scale+scale_m+bias_m")),
+            strict=False,
         )
     ),
+    Problem(521, 784, 1040, "fp8", out_dtype="fp16", epilogue="scale_m+residual"),
+    Problem(521, 784, 1040, "fp8", out_dtype="fp32", epilogue="bias_m+relu+residual"),
+    Problem(521, 784, 1040, "bf16", "tt", epilogue="scale_m+scale_n+bias+relu+residual"),
     Problem(17, 2120, 7168, "fp8"),
     Problem(128, 1280, 8192, "fp8", accumulate="promoted"),
     *(
