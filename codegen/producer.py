@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..space import Problem, Schedule
-from ..space.resources import OperandTile, operand_tiles
+from ..space import DTYPE_BYTES, Problem, Schedule
+from ..space.resources import SWIZZLE_BYTES, OperandTile, operand_tiles
 from . import fusion
 from .ptx import load_name
 from .walk import FIRST_COLUMN, FIRST_ROW, loop
@@ -139,7 +139,7 @@ def _load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) -
     target = f"smem + SMEM_{upper} + stage * {upper}_STAGE + slab * {upper}_SLAB"
     # The coordinates across and along a slab.
     across, along = ("column", "row") if tile.k_major else ("row", "column")
-    across += " + slab * 64"
+    across += f" + slab * {SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype]}"
     first: list[str] = []
     if tile.slices > 1:
         lines.append(

@@ -122,8 +122,7 @@ def _constants(problem: Problem, s: Schedule) -> str:
         f"constexpr int CLUSTER_M = {s.cluster_m}, CLUSTER_N = {s.cluster_n};",
         f"constexpr int M64 = {s.m64_per_warpgroup};  // 64-row wgmma blocks of a warpgroup's tile",
         "",
-        "// A stage holds slabs of each operand: rows of 128 bytes, 128-byte swizzle. K-major slabs are 64 columns of",
-        "// K wide, MN-major ones 64 rows or columns of the tile.",
+        *_slab_comment(problem),
         *_slab_constants("A", rows),
         *_slab_constants("B", columns),
         "",
@@ -171,6 +170,13 @@ def _constants(problem: Problem, s: Schedule) -> str:
             f"constexpr u32 SLOT = 64 * {s.epilogue_n} * 4;  // bytes of one",
         ]
     return "\n".join(lines)
+
+
+def _slab_comment(problem: Problem) -> list[str]:
+    first = "// A stage holds slabs of each operand: rows of 128 bytes, 128-byte swizzle. K-major slabs are"
+    if DTYPE_BYTES[problem.dtype] == 1:
+        return [f"{first} 128 columns of", "// K wide."]
+    return [f"{first} 64 columns of", "// K wide, MN-major ones 64 rows or columns of the tile."]
 
 
 def _slab_constants(upper: str, tile: OperandTile) -> list[str]:

@@ -103,6 +103,18 @@ def test_promoted_sums_are_added_up_every_128_of_k(name: str) -> None:
     assert loop.instructions > schedule.accumulators * groups
 
 
+@pytest.mark.parametrize(("dtype", "wide"), [("bf16", 64), ("fp8", 128)])
+def test_slabs_of_a_stage_follow_each_other_along_k(dtype: str, wide: int) -> None:
+    """Boxes, coordinates of the loads and steps of the wgmmas agree on what a slab is."""
+    problem = Problem(4096, 4096, 4096, dtype)
+    schedule = Schedule.parse("coop1_64x64x256_s2_w0_c1x1_pall_rm1_reg0-0_tma64x1")
+    text = generate(problem, schedule).text
+    assert [spec.box for spec in launch_plan(problem, schedule).tensor_maps[:2]] == [(wide, 64), (wide, 64)]
+    assert text.count(f"column + slab * {wide}, row") == 2
+    assert f"A_SLABS = {256 // wide}" in text
+    assert f"step < TILE_K / {wide // 4}" in text
+
+
 def test_source_depends_on_nothing_but_the_kind_and_the_kernel() -> None:
     text = generate(PROBLEM, COOPERATIVE).text
     assert generate(replace(PROBLEM, m=17, n=8, k=16), COOPERATIVE).text == text
