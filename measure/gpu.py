@@ -438,6 +438,8 @@ class GpuSession:
         ranking = gpu.rankings.get(key)
         if ranking is None or not set(ranking) <= set(algorithms):
             slots = self._algorithm_slots(algorithms)
+            if not slots:  # cuBLASLt offers nothing for some sizes: its default stands alone
+                return []
             always = len(slots)
             gpu.stopwatch.race(
                 slots, self._spacer, policy, policy.race_rounds, self._slot_ms, self._rng, lambda _: None, always
