@@ -41,13 +41,18 @@ class Noise:
     """By name of the policy, bottleneck of the problem, and quantity."""
 
     def margin(self, policy: str, bottleneck: str, quantity: str) -> float:
-        """The smallest difference of a quantity that the policy of this key resolves."""
-        measured = self.resolvable.get(policy_name(policy), {})
-        return measured.get(bottleneck, {}).get(quantity, UNMEASURED[quantity])
+        """The smallest difference of a quantity that the policy of this key resolves.
+
+        All finals count energy alike, so that what was measured of one holds for the others.
+        """
+        kinds = [self.resolvable.get(policy_name(policy), {})]
+        if quantity == "energy":
+            kinds += self.resolvable.values()
+        measured = [kind[bottleneck][quantity] for kind in kinds if quantity in kind.get(bottleneck, {})]
+        return measured[0] if measured else UNMEASURED[quantity]
 
     def margins(self, policies: Iterable[str], bottleneck: str, objective: str = FOR_TIME) -> Margins:
         """The margins for a choice among results of these policies: the widest counts."""
-
         policies = set(policies)
         time, cycles, energy = (
             max(self.margin(policy, bottleneck, quantity) for policy in policies) for quantity in QUANTITIES

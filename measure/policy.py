@@ -82,7 +82,7 @@ class Policy:
     def with_energy(self) -> Policy:
         """This policy with energy counted as well."""
         if self.claims:
-            return replace(self, energy_ms=CLAIMED_ENERGY_MS, energy_passes=3)
+            return replace(self, energy_ms=CLAIMED_ENERGY_MS, energy_passes=2)
         return replace(self, energy_ms=ENERGY_MS)
 
     def slot(self, effective_mhz: float) -> float:

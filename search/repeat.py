@@ -10,12 +10,14 @@ from typing import Any
 
 from ..heuristics.noise import QUANTITIES, Noise, scatter
 from ..heuristics.selection import Selection, select_final
+from ..heuristics.table import Entry
 from ..measure.policy import FINAL, Policy
 from ..measure.results import Candidate, Result
 from ..measure.supervisor import MeasureError, Measurer
 from ..space import Device, NamedProblem, Problem, Schedule, bottleneck, violations
 from .race import race
 from .runner import Runner
+from .shootout import BRIEF_FINAL
 from .tuner import LAST
 
 OnCall = Callable[[], None]
@@ -64,6 +66,36 @@ def noise_row(
             if all(getattr(result, name) > 0 for result in everything)
         },
     }
+
+
+def recheck_row(
+    runner: Runner, named: NamedProblem, entry: Entry, noise: Noise, policy: Policy = BRIEF_FINAL
+) -> dict[str, Any]:
+    """What a table says of a problem against what is measured today: its winner, those tied with it and its alternates
+    meet in one shoot-out.
+
+    `drift` is today's time over the table's, less one; `regret` the winner's time over that of today's fastest, less
+    one; both null when the winner is not correct any more.
+    """
+    schedules = list(dict.fromkeys([*entry.schedules, *map(Schedule.parse, entry.tied)]))
+    measures = runner.measure(named.problem, schedules, policy, lambda _: None)
+    selection = select_final(measures, runner.device, noise)
+    own = next(measure for measure in measures if measure.schedule == entry.schedule)
+    row: dict[str, Any] = {
+        "name": named.name,
+        "problem": named.problem.to_json(),
+        "schedule_name": entry.schedule.name,
+        "status": own.status,
+        "table_us": entry.median_us,
+        "us": own.median_us,
+        "drift": None,
+        "regret": None,
+        "best_today": None if selection is None else selection.winner.name,
+    }
+    if own.median_us is not None and selection is not None and entry.schedule in selection.costs:
+        row["drift"] = own.median_us / entry.median_us - 1
+        row["regret"] = selection.costs[entry.schedule] / min(selection.costs.values()) - 1
+    return row
 
 
 def twin(problem: Problem, schedule: Schedule, device: Device) -> Schedule | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from journals import ENV, FIRST, FOURTH, SECOND, contents, measured
@@ -200,6 +201,7 @@ def test_version_and_help(run: Cli) -> None:
             "report",
             "doctor",
             "noise",
+            "recheck",
             "speed",
         )
     )
@@ -228,7 +230,9 @@ class Instrument:
             return [Result(schedule, "correctness", "7 wrong elements")]
         ratios = {"ratio_to_ref": 1.1, "ratio_to_best": 0.9, "ratio_cycles": 1.2, "ratio_cycles_best": 0.8}
         ci95 = {name: (value - 0.01, value + 0.01) for name, value in ratios.items()}
-        times = {"times_us": (10.0,), "median_us": 10.0, "ref_us": 11.0, "best_us": 9.0}
+        times: dict[str, Any] = {"times_us": (10.0,), "median_us": 10.0, "ref_us": 11.0, "best_us": 9.0}
+        if policy.energy_ms:
+            times |= {"energy_mj": 42.5, "ratio_energy": 1.3}
         return [Result(schedule, "correct", best="cublaslt1", clock_mhz=1500.0, ci95=ci95, **times, **ratios)]
 
 
@@ -264,6 +268,16 @@ def test_bench_prints_rows_and_means(bench: Cli, tmp_path: Path) -> None:
     assert "2 of 3 problems are not in the table" in done.err
     lines = bench([8192, 64], "--least", 100).out.splitlines()
     assert [line.split()[0] for line in lines] == ["problem", "p8192", "geometric"]
+
+
+def test_bench_measures_energy_when_asked(bench: Cli) -> None:
+    (without,) = json.loads(bench([8192], "--json").out)["rows"]
+    document = json.loads(bench([8192], "--energy", "--json").out)
+    (row,) = document["rows"]
+    assert (without["energy_mj"], without["ratio_energy_cublas"]) == (None, None)
+    assert (row["energy_mj"], row["ratio_energy_cublas"]) == (42.5, 1.3)
+    assert document["policy"]["energy_ms"] > 0
+    assert " 42.5 " in bench([8192], "--energy").out
 
 
 def test_bench_keeps_its_rows_when_it_is_interrupted(bench: Cli, tmp_path: Path) -> None:
@@ -361,6 +375,9 @@ def a_file(folder: Path) -> str:
         (["bench", *SIZES, "--least", "9000"], "--least 9000 leaves none of 1 problems"),
         (["speed", "--kernels", "-1"], "--kernels is -1"),
         (["speed", "--kernels", "1", "--workers", "0"], "0 compile workers"),
+        (["tune", *SIZES, "--objective", "speed"], "objective is 'speed': valid are time, energy, edp"),
+        (["export", "table", "--objective", "watts"], "objective is 'watts': valid are time, energy, edp"),
+        (["noise", *SIZES, "--policy", "quick"], "policy is 'quick': valid are screen"),
         (["tune", *SIZES, "--replay", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["tune", *SIZES, "--replay", "none.jsonl", "--gpu", "0"], "both given"),
     ],
@@ -513,6 +530,36 @@ def test_tune_into_a_folder_that_cannot_be_written(run: Cli, recorded: Path, tmp
     done = run("tune", "4096", "4096", "4096", "--replay", recorded / "journal.jsonl.gz", "--out", a_file(tmp_path))
     assert done.code == 2
     assert "cannot write" in done.err
+
+
+def test_tune_on_a_full_disk_ends_in_one_line_and_goes_on_later(
+    run: Cli, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    replay = ["--replay", recorded / "journal.jsonl.gz", "--measurements", 40]
+    command = ["tune", "4096", "4096", "4096", *replay, "--out", out]
+    append, lines = Journal.append, []
+
+    def fills_up(journal: Journal, line: Any) -> None:
+        if len(lines) == 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(journal.path))
+        lines.append(line)
+        append(journal, line)
+
+    with monkeypatch.context() as full:
+        full.setattr(Journal, "append", fills_up)
+        done = run(*command)
+    assert done.code == 2
+    assert done.err.splitlines()[-1] == f"tileseek: cannot write {out / 'journal.jsonl'}: No space left on device"
+    assert len(read_journal(out / "journal.jsonl").measures) == 19, "and the environment"
+    assert "19 known before" in run(*command).out
+
+
+def test_a_journal_of_times_says_nothing_of_energy(run: Cli, recorded: Path, tmp_path: Path) -> None:
+    replay = ["--replay", recorded / "journal.jsonl.gz", "--out", tmp_path / "run"]
+    done = run("tune", "4096", "4096", "4096", *replay, "--objective", "energy")
+    assert done.code == 2
+    assert "holds no measurement made for the objective energy" in done.err
 
 
 def test_tune_skips_damaged_lines_and_counts_them(run: Cli, recorded: Path, tmp_path: Path) -> None:

@@ -108,6 +108,8 @@ def test_margins_are_those_of_the_policy_and_of_the_kind_of_problem() -> None:
     assert noise.margins(["final-1", "final-brief-1a2b"], "power").cost == 0.02, "the widest"
     assert noise.margins(["energy:final-1"], "power", "energy").cost == UNMEASURED["energy"]
     assert noise.margins(["screen-1"], "memory") == Margins(UNMEASURED["time"], UNMEASURED["cycles"])
+    counted = Noise({"final-brief": {"power": {"time": 0.02, "energy": 0.004}}})
+    assert counted.margins(["energy:final-1"], "power", "energy").cost == 0.004, "all finals count alike"
     edp = noise.margins(["energy:final-1"], "power", "edp").cost
     assert edp == pytest.approx(0.01 + UNMEASURED["energy"])
 
@@ -318,22 +320,54 @@ class Card(TwinGpu):
         return results
 
 
-def test_the_command_writes_a_document_that_reads_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands measure on a simulated card."""
     pytest.importorskip("cuda.bindings.nvrtc")
     pytest.importorskip("optuna")
     from tileseek.measure.gpus import Gpu
 
+    monkeypatch.setattr("tileseek.measure.supervisor.Measurer", Card)
+    for name in ("noise", "recheck"):
+        monkeypatch.setattr(f"tileseek.commands.{name}.hopper", lambda gpu: Gpu(gpu, "", "NVIDIA H200", "9.0", 132, 1))
+        monkeypatch.setattr(f"tileseek.commands.{name}.require", lambda *_: None)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "table.json"
+    path.write_text(build_table(contents([final(FIRST, 1.1), final(SECOND, 1.0)]), H200).dumps())
+    return path
+
+
+def test_recheck_compares_a_table_with_today(
+    card: None, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tileseek.commands import recheck
+
+    out = tmp_path / "recheck.json"
+    (tmp_path / "suite.csv").write_text("name,layout,dtype,m,n,k\np,nt,bf16,4096,4096,4096\nq,nt,bf16,64,64,64\n")
+    recheck.command([str(tmp_path / "suite.csv")], table=table, out=out)
+    document = json.loads(out.read_text())
+    (row,) = document["rows"]
+    assert row["drift"] == pytest.approx(200.0 / row["table_us"] - 1)
+    ours = row["best_today"] == row["schedule_name"]
+    assert (row["regret"] < 0.01) == ours, "kernels differ by whole percents"
+    assert document["summary"] == {"problems": 1, "times_kept": 0, "choices_kept": int(row["regret"] <= 0.02)}
+    said = capsys.readouterr()
+    assert "of 1 problems 0 have times within 3%" in said.out
+    assert "1 of 2 problems are not in the table" in said.err
+    with pytest.raises(BadInput, match="none of 1 problems is in the table"):
+        recheck.command(["64", "64", "64"], table=table)
+
+
+def test_the_command_writes_a_document_that_reads_back(
+    card: None, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tileseek.commands import noise as command
 
-    monkeypatch.setattr("tileseek.measure.supervisor.Measurer", Card)
-    monkeypatch.setattr(command, "hopper", lambda gpu: Gpu(gpu, "", "NVIDIA H200", "9.0", 132, 1))
-    monkeypatch.setattr(command, "require", lambda *_: None)
     monkeypatch.setattr(command, "ENTRANTS", 4)
     out = tmp_path / "noise.json"
-    table = tmp_path / "table.json"
-    table.write_text(build_table(contents([final(FIRST, 1.1), final(SECOND, 1.0)]), H200).dumps())
     command.command(
         ["4096", "4096", "4096"], policy=["screen", "final"], copies=3, calls=8, selections=20, table=table, out=out
     )
@@ -346,6 +380,10 @@ def test_the_command_writes_a_document_that_reads_back(
     assert selected["selections"] == sum(selected["winners"].values()) == 20
     assert selected["undeclared"] <= 2
     assert "20 selections from 4 schedules" in capsys.readouterr().out
-    for words, message in (({"policy": ["quick"]}, "policy is 'quick'"), ({"copies": 1}, "--copies is 1")):
+    for words, message in (
+        ({"policy": ["quick"]}, "policy is 'quick'"),
+        ({"copies": 1}, "--copies is 1"),
+        ({"policy": ["screen"], "energy": True}, "valid is one of finals"),
+    ):
         with pytest.raises(BadInput, match=message):
             command.command(["64", "64", "64"], **words)

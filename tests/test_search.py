@@ -179,6 +179,56 @@ def test_kernels_that_a_new_generator_left_alone_are_not_measured_again() -> Non
         assert known_before(SimpleNamespace(env=env, env_key="today"), None, older)[1] == known
 
 
+class FrugalRunner(SyntheticRunner):
+    """Counts energy where the policy asks for it: the deeper the ring, the less."""
+
+    def measure(
+        self, problem: Problem, schedules: Sequence[Schedule], policy: Policy, on_measure: OnMeasure
+    ) -> list[Measure]:
+        found = super().measure(problem, schedules, policy, lambda _: None)
+        if policy.energy_ms:
+            found = [measure_from_json({**m.raw, "ratio_energy": float(m.schedule.stages)}) for m in found]
+        for m in found:
+            on_measure(m)
+        return found
+
+
+def test_a_run_for_energy_chooses_by_it_and_keeps_to_itself(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    runner = FrugalRunner()
+    options = {objective: Options(batch=8, objective=objective) for objective in ("time", "energy", "edp")}
+    with Journal(path) as lines:
+        summary = tune(PROBLEMS[1:2], runner, Budget(measurements=32), journal=lines, options=options["energy"])
+    deepest = max(s.stages for _, s in runner.asked)
+    assert summary.winners[PROBLEMS[1]].schedule.stages == deepest
+    assert {m.policy.partition(":")[0] for m in read_journal(path).measures} == {"energy"}
+    with Journal(path) as lines:
+        for_time = tune(PROBLEMS[1:2], runner, Budget(measurements=32), journal=lines, options=options["time"])
+        again = tune(PROBLEMS[1:2], runner, Budget(measurements=32), journal=lines, options=options["energy"])
+        edp = tune(PROBLEMS[1:2], runner, Budget(measurements=8), journal=lines, options=options["edp"])
+    assert (for_time.known, for_time.measured) == (0, 32)
+    assert (again.known, again.measured) == (32, 0)
+    assert again.winners[PROBLEMS[1]].schedule.stages == deepest
+    assert edp.known == 0 and edp.winners[PROBLEMS[1]].ratio_edp is not None
+
+
+def test_a_final_that_was_cut_short_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    budget = Budget(measurements=24)
+    with Journal(path) as lines:
+        tune(PROBLEMS[1:2], SyntheticRunner(), budget, journal=lines, options=QUICK)
+    whole = path.read_text().splitlines(keepends=True)
+    finals = [index for index, text in enumerate(whole) if '"policy":"final' in text]
+    for kept, made in ((len(finals), 0), (len(finals) - 1, 3), (1, 3)):
+        path.write_text("".join(whole[: finals[0] + kept]))
+        runner = SyntheticRunner()
+        with Journal(path) as lines:
+            summary = tune(PROBLEMS[1:2], runner, budget, journal=lines, options=QUICK)
+        assert summary.measured == 0, "of screening nothing is repeated"
+        assert len([s for _, s in runner.asked]) >= made
+        assert bool(runner.asked) == bool(made)
+
+
 def test_interrupting_keeps_what_was_found() -> None:
     runner = SyntheticRunner()
     runner.stop_after = 13

@@ -22,6 +22,7 @@ from .commands import (
     export,
     noise,
     query,
+    recheck,
     report,
     roadmap,
     speed,
@@ -54,6 +55,7 @@ app.command("bench", context_settings=_NUMBERS)(bench.command)
 app.command("bench search")(bench_search.command)
 app.command("dataset", context_settings=_NUMBERS)(dataset.command)
 app.command("noise", context_settings=_NUMBERS)(noise.command)
+app.command("recheck", context_settings=_NUMBERS)(recheck.command)
 app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("doctor")(doctor.command)
@@ -94,7 +96,8 @@ def main() -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        _drop_stdout()
+        if error.filename is None:
+            _drop_stdout()
         _refuse(f"cannot write {error.filename or 'the output'}: {error.strerror}")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(128 + signal.SIGINT)

@@ -53,9 +53,14 @@ def command(
     copies: Annotated[int, typer.Option(parser=whole_number, help="Equal schedules in the same rounds.")] = 4,
     calls: Annotated[int, typer.Option(parser=whole_number, help="Measurements of each problem and policy.")] = 6,
     selections: Annotated[
-        int, typer.Option(parser=whole_number, help="Also select the best that often, from the same schedules.")
+        int,
+        typer.Option(
+            parser=whole_number, help="Also select the best that often from the same schedules, by the last policy."
+        ),
     ] = 0,
-    energy: Annotated[bool, typer.Option("--energy", help="Also measure the noise of energy.")] = False,
+    energy: Annotated[
+        bool, typer.Option("--energy", help="Also measure the noise of energy, with the first of the final policies.")
+    ] = False,
     gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
     table: TablePath = None,
     out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
@@ -106,7 +111,15 @@ def _policies(names: Sequence[str], energy: bool) -> list[Policy]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise BadInput(f"policy is {unknown[0]!r}: valid are {', '.join(known)}")
-    return [known[name].with_energy() if energy else known[name] for name in names]
+    policies = [known[name] for name in names]
+    if energy:
+        claiming = [policy for policy in policies if policy.claims]
+        if not claiming:
+            raise BadInput(
+                f"--energy is given with policy {', '.join(names)}: valid is one of finals, such as final-brief"
+            )
+        policies[policies.index(claiming[0])] = claiming[0].with_energy()
+    return policies
 
 
 def _measure(named: Sequence[NamedProblem], plan: _Plan, gpu: int, table: Table) -> tuple[dict[str, Any], str | None]:

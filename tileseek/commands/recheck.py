@@ -1,0 +1,143 @@
+"""`tileseek recheck`: whether a table still says what is measured, on this card and today."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..api import load_noise, load_table
+from ..heuristics.table import Table
+from ..measure.gpus import hopper
+from ..space import BadInput, NamedProblem
+from .inputs import (
+    AsJson,
+    Dtype,
+    Epilogue,
+    Layout,
+    Overlap,
+    ProblemWords,
+    TablePath,
+    read_problems,
+    require,
+    whole_number,
+)
+from .output import check_writable, dumps_json, notes, print_table, progress, write_text
+
+DRIFT = 0.03
+REGRET = 0.02
+"""What still counts as the same: of a time, and of the choice against the fastest of today."""
+
+
+def command(
+    problems: ProblemWords,
+    dtype: Dtype = None,
+    layout: Layout = None,
+    epilogue: Epilogue = None,
+    overlap: Overlap = None,
+    gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
+    table: TablePath = None,
+    out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the schedules that a table names for problems, all of one problem in the same rounds, and compare.
+
+    Says how many times are within 3 % of the table's, and how many choices within 2 % of the fastest. Problems that
+    are not in the table are left out.
+    """
+    named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
+    device = hopper(gpu).device
+    tuned = load_table(table, device)
+    known = [each for each in named if each.problem in tuned.runnable]
+    if not known:
+        raise BadInput(f"none of {len(named)} problems is in the table: valid are those it was tuned for")
+    if len(known) < len(named):
+        notes.print(f"{len(named) - len(known)} of {len(named)} problems are not in the table and left out")
+    require("tune", "torch", "cuda.bindings")
+    if out is not None:
+        check_writable(out)
+    document, stopped = _measure(known, tuned, gpu)
+    if out is not None:
+        write_text(out, dumps_json(document))
+    if as_json:
+        write_text(None, dumps_json(document))
+    else:
+        _print(document)
+    if stopped is not None:
+        notes.print(f"stopped after {len(document['rows'])} of {len(known)} problems{stopped and ': ' + stopped}")
+        raise typer.Exit(1 if stopped else 130)
+
+
+def _measure(named: Sequence[NamedProblem], table: Table, gpu: int) -> tuple[dict[str, Any], str | None]:
+    """The document, and what stopped it early: None for nothing, no words for Ctrl-C."""
+    from ..codegen import CompilePool
+    from ..measure.supervisor import MeasureError, Measurer
+    from ..search.repeat import recheck_row
+    from ..search.runner import LiveRunner
+    from ..search.shootout import BRIEF_FINAL
+
+    rows: list[dict[str, Any]] = []
+    stopped = None
+    with (
+        CompilePool() as pool,
+        Measurer(gpu) as measurer,
+        LiveRunner(pool, measurer) as runner,
+        progress("measuring", len(named)) as advance,
+    ):
+        noise = load_noise(measurer.device)
+        try:
+            for each in named:
+                rows.append(recheck_row(runner, each, table.by_problem[each.problem], noise))
+                advance(each.name, len(rows))
+        except KeyboardInterrupt:
+            stopped = ""
+        except MeasureError as error:
+            stopped = str(error)
+        document = {
+            "env": measurer.env,
+            "command": shlex.join(["tileseek", *sys.argv[1:]]),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "policy": BRIEF_FINAL.key,
+            "rows": rows,
+            "summary": summary(rows),
+        }
+    return document, stopped
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many problems, how many whose time is the table's still, and how many whose choice is."""
+    return {
+        "problems": len(rows),
+        "times_kept": sum(row["drift"] is not None and abs(row["drift"]) <= DRIFT for row in rows),
+        "choices_kept": sum(row["regret"] is not None and row["regret"] <= REGRET for row in rows),
+    }
+
+
+def _print(document: Mapping[str, Any]) -> None:
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:+.1f} %"
+
+    print_table(
+        ["problem", "table us", "us", "drift", "regret", "fastest today"],
+        [
+            [
+                row["name"],
+                f"{row['table_us']:.2f}",
+                row["status"] if row["us"] is None else f"{row['us']:.2f}",
+                percent(row["drift"]),
+                percent(row["regret"]),
+                "the same" if row["best_today"] == row["schedule_name"] else str(row["best_today"]),
+            ]
+            for row in document["rows"]
+        ],
+    )
+    kept = document["summary"]
+    print(
+        f"of {kept['problems']} problems {kept['times_kept']} have times within {DRIFT:.0%} of the table's,"
+        f" {kept['choices_kept']} have a schedule within {REGRET:.0%} of the fastest"
+    )
