@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from ..space import DTYPE_BYTES, GEMV, Problem, Schedule
+from ..space import DTYPE_BYTES, FOR_EDP, GEMV, Problem, Schedule
 from .journal import JournalContents, Measure
 from .table import Entry, Table
 
@@ -179,6 +179,7 @@ def _t4_result(measure: Measure) -> dict[str, Any]:
             ("ratio_to_cublas", measure.ratio_to_ref, ""),
             ("clock", measure.raw.get("clock_mhz"), "MHz"),
             ("power", measure.raw.get("power_w"), "W"),
+            ("energy", measure.energy_mj, "mJ"),
         )
         if value is not None
     ]
@@ -189,7 +190,7 @@ def _t4_result(measure: Measure) -> dict[str, Any]:
         "invalidity": _T4_INVALIDITY.get(measure.status, "runtime"),
         "correctness": int(measure.status == "correct"),
         "measurements": measurements,
-        "objectives": ["time"],
+        "objectives": ["energy", "time"] if measure.objective == FOR_EDP else [measure.objective],
     }
 
 

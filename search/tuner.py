@@ -43,6 +43,9 @@ RACE_S = 1.5
 CAUTION = 1.1
 """By how much longer finals may take than expected."""
 
+HOPELESS = 100
+"""Measurements without a single correct one after which a search stops: it is not the schedules that are wrong."""
+
 LEAST_BATCH = 4
 """Schedules worth opening a problem for."""
 
@@ -285,7 +288,14 @@ class _Run:
                 task.under_way -= 1
                 task.take(measures)
                 task.mark()
+                if self._hopeless:
+                    return
                 batch = batch or self._next(0, len(self._lessons))
+
+    @property
+    def _hopeless(self) -> bool:
+        measures = [measure for task in self._tasks.values() for measure in task.measures]
+        return len(measures) >= HOPELESS and not any(measure.status == "correct" for measure in measures)
 
     def _ahead(self, planned: int, lessons: int) -> tuple[_Task, list[Schedule]] | None:
         """The batch after the one of `planned` measurements under way; it begins to compile."""

@@ -562,6 +562,15 @@ def test_a_journal_of_times_says_nothing_of_energy(run: Cli, recorded: Path, tmp
     assert "holds no measurement made for the objective energy" in done.err
 
 
+def test_tune_fails_when_nothing_works(run: Cli, recorded: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text((recorded / "journal.jsonl").read_text().replace('"status":"correct"', '"status":"runtime"'))
+    done = run("tune", "4096", "4096", "4096", "--replay", broken, "--out", tmp_path / "run")
+    assert done.code == 1
+    assert "no correct schedule (" in done.err and "runtime" in done.err
+    assert "`tileseek doctor` looks at the machine" in done.err
+
+
 def test_tune_skips_damaged_lines_and_counts_them(run: Cli, recorded: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_bytes((recorded / "journal.jsonl").read_bytes() + b"{broken\n" + b'{"v": 99}\n')

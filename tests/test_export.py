@@ -84,6 +84,13 @@ def test_t4() -> None:
     assert measures[0]["measurements"][0] == {"name": "time", "value": 0.1, "unit": "ms"}
 
 
+def test_t4_has_energy_where_it_was_measured() -> None:
+    frugal = measured(P, FOURTH, 3.0, 0.8, policy="edp:screen-1", raw={"energy_mj": 40.0})
+    (result,) = json.loads(to_t4(contents([frugal])))["results"]
+    assert {"name": "energy", "value": 40.0, "unit": "mJ"} in result["measurements"]
+    assert result["objectives"] == ["energy", "time"]
+
+
 def test_report() -> None:
     final = {"policy": "final-1"}
     measures = [replace(m, **final) if m.problem == P else m for m in JOURNAL.measures]

@@ -261,6 +261,14 @@ def test_a_problem_that_always_fails_is_reported() -> None:
     assert PROBLEMS[1] in summary.winners
 
 
+def test_a_search_in_which_nothing_works_stops_early() -> None:
+    runner = SyntheticRunner(lambda problem, schedule: "runtime")
+    summary = tune(PROBLEMS, runner, Budget(measurements=1000), options=Options(batch=8))
+    assert not summary.winners
+    assert 100 <= len(runner.asked) <= 116
+    assert set(summary.failed) == set(PROBLEMS)
+
+
 def test_kernels_that_do_not_compile_are_not_tried_again() -> None:
     runner = SyntheticRunner(lambda problem, schedule: "compile" if schedule.stages % 2 else "")
     tune(PROBLEMS[:1], runner, Budget(measurements=48), options=Options(batch=8, finals=False))

@@ -112,6 +112,9 @@ def command(
     _tell(world, summary, folder)
     if failure is not None:
         notes.print(f"stopped: {failure}")
+    if summary is not None and not summary.winners and not summary.interrupted:
+        notes.print("no schedule of any problem is correct: `tileseek doctor` looks at the machine")
+        raise typer.Exit(1)
     if summary is None or summary.interrupted:
         notes.print(f"to go on where it stopped: {shlex.join(['tileseek', *sys.argv[1:]])}")
         raise typer.Exit(130 if failure is None else 1)
