@@ -1,31 +1,21 @@
-"""Failures that users of auto-tuners report, planted on a real GPU: spoiled kernels, crashes among good candidates,
-tuners killed in the middle."""
+"""Failures that users of auto-tuners report, planted on a real GPU: spoiled kernels, crashes among good candidates."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from plants import DIRECT, PLANTS, PROBLEM, SPLIT, spoiled
 from tileseek.codegen import CompilePool
 from tileseek.codegen.nvrtc import compile_source
 from tileseek.codegen.source import generate
-from tileseek.heuristics.journal import read_journal
-from tileseek.measure import lock
-from tileseek.measure.gpus import hopper
-from tileseek.measure.nvml import Nvml
 from tileseek.measure.policy import FINAL, SCREEN
 from tileseek.measure.results import Candidate, Result
 from tileseek.measure.supervisor import Measurer
-from tileseek.space import BadInput, Problem, Schedule, sample
+from tileseek.space import Problem, Schedule, sample
 
 pytestmark = pytest.mark.gpu
 
@@ -91,6 +81,7 @@ def test_each_wrong_kernel_is_caught_by_the_check_made_for_it(outcomes: dict[str
 # ---- harm to others
 
 
+@pytest.mark.timeout(400)
 def test_fifty_candidates_of_which_ten_crash_hang_or_lie(measurer: Measurer) -> None:
     """The other forty get the times they have without them. Prints what the ten cost (`pytest -s`)."""
     rng = random.Random(0)
@@ -118,7 +109,7 @@ def test_fifty_candidates_of_which_ten_crash_hang_or_lie(measurer: Measurer) -> 
     overhead = time.monotonic() - between - (between - begin)
     beside = {id(candidate): result for candidate, result in zip(mixed, found, strict=True)}
     apart = [
-        beside[id(candidate)].ratio_to_ref / result.ratio_to_ref - 1
+        beside[id(candidate)].score / result.score - 1
         for candidate, result in zip(fine, alone, strict=True)
         if result.correct
     ]
@@ -137,47 +128,6 @@ def test_a_hang_leaves_the_gpu_idle(measurer: Measurer) -> None:
     found = measurer.measure(PROBLEM, [hang, fine], replace(QUICK, timeout_s=3.0))
     assert [result.status for result in found] == ["timeout", "correct"]
     assert found[1].ratio_to_ref == pytest.approx(before.ratio_to_ref, rel=0.02)
-
-
-TUNE = ["tune", "1024", "1024", "1024", "--measurements", "30", "--out"]
-
-
-def wait_until_free(uuid: str) -> None:
-    """Until no worker holds the GPU's lock."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            os.close(lock.acquire(uuid))
-            return
-        except BadInput:
-            time.sleep(0.1)
-    pytest.fail("a worker is left on the GPU")
-
-
-@pytest.mark.timeout(300)
-def test_a_tuner_killed_at_random_moments_leaves_no_process_and_loses_nothing(tmp_path: Path) -> None:
-    uuid = hopper().uuid
-    nvml = Nvml(uuid)
-    before = nvml.compute_processes()
-    rng = random.Random(0)
-    journal = tmp_path / "journal.jsonl"
-    command = [sys.executable, "-m", "tileseek", *TUNE, str(tmp_path)]
-    known = 0
-    for _ in range(int(os.environ.get("KILLS", "3"))):
-        tuner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(rng.uniform(2, 14))
-        tuner.send_signal(signal.SIGKILL)
-        tuner.wait()
-        wait_until_free(uuid)
-        assert nvml.compute_processes() <= before
-        contents = read_journal(journal) if journal.exists() else None
-        now = len(contents.measures) if contents else 0
-        assert now >= known, "what was measured stays"
-        known = now
-    subprocess.run(command, check=True, capture_output=True)
-    screened = [m for m in read_journal(journal).measures if m.policy.startswith("screen")]
-    assert len({(m.problem, m.schedule) for m in screened}) == len(screened), "nothing is measured twice"
-    assert (tmp_path / "table.json").exists()
 
 
 # ---- energy
