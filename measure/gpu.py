@@ -373,14 +373,14 @@ class GpuSession:
         numerics = candidate.schedule.numerics
         rows, columns = operands.rows.shape
         part = next(check.row_slices(rows, columns, _REPEATED_ELEMENTS[numerics]))
-        first, exact = operands.rows[part].clone(), self._exact[0][part]
+        exact, first = self._exact[0][part], operands.rows[part].view(torch().uint8).clone()
         differing = []
         for _ in range(repeats):
             operands.poison()
             enqueue(0)
             output = operands.rows[part]
             if numerics == "deterministic":
-                differing.append((output != first).any())
+                differing.append((output.view(torch().uint8) != first).any())
             else:
                 differing.append(~(check.errors(output.float(), exact, self._allowed)[0] <= 1))
         count = sum(self._read(torch().stack(differing)))
