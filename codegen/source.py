@@ -261,6 +261,43 @@ def _empty_arrivals(s: Schedule) -> str:
     return "\n" + 20 * " " + (count if readers == 1 else f"{readers} * ({count})")
 
 
+def _barriers(s: Schedule) -> list[str]:
+    """Lines of warp 0 that initialise all mbarriers."""
+    exchange = []
+    if s.split_cluster:
+        exchange = [
+            "mbarrier_init(smem + SMEM_EXCHANGED, 1);",
+            f"mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(s)});",
+        ]
+    rings = [("STAGES", ("full", " 1"), ("empty", _empty_arrivals(s)))]
+    if s.residual_buffers:
+        landed = "smem + SMEM_LANDED"
+        rings.append(("RESIDUALS * CONSUMERS", (landed, " 1"), (f"{landed} + 8 * RESIDUALS * CONSUMERS", " 4")))
+    if s.straight_start:
+        lines = ["if (threadIdx.x == 0) {"]
+        for size, *barriers in rings:
+            lines += ["  #pragma unroll", f"  for (int i = 0; i < {size}; ++i) {{"]
+            lines += [f"    mbarrier_init({barrier} + 8 * i,{count});" for barrier, count in barriers]
+            lines.append("  }")
+        return ["    " + line for line in [*lines, *("  " + line for line in exchange), "}"]]
+    lines = [
+        "if (threadIdx.x < STAGES) {",
+        "  mbarrier_init(full + 8 * threadIdx.x, 1);",
+        f"  mbarrier_init(empty + 8 * threadIdx.x,{_empty_arrivals(s)});",
+        "}",
+    ]
+    if exchange:
+        lines += ["if (threadIdx.x == 0) {", *("  " + line for line in exchange), "}"]
+    if s.residual_buffers:
+        lines += [
+            "if (threadIdx.x < RESIDUALS * CONSUMERS) {",
+            "  mbarrier_init(smem + SMEM_LANDED + 8 * threadIdx.x, 1);",
+            "  mbarrier_init(smem + SMEM_LANDED + 8 * (RESIDUALS * CONSUMERS + threadIdx.x), 4);  // warps",
+            "}",
+        ]
+    return ["    " + line for line in lines]
+
+
 def _kernel(problem: Problem, s: Schedule) -> str:
     maps = ["map_a", "map_b"]
     if s.store == "tma":
@@ -280,7 +317,6 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     share = ["  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
     ready: list[str] = []
     leave = ""
-    barriers: list[str] = []
     if s.multicast:
         identity = [
             "  const u32 rank = cluster_rank();",
@@ -302,12 +338,6 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         ]
         ready = ["  cluster_arrive();  // waited for before the first word to a peer"]
         leave = "  cluster_wait();"
-        barriers = [
-            "    if (threadIdx.x == 0) {",
-            "      mbarrier_init(smem + SMEM_EXCHANGED, 1);",
-            f"      mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(s)});",
-            "    }",
-        ]
     if s.workspace:
         arguments.append("u32* workspace")
         share = ["  const int all_blocks = (k + TILE_K - 1) / TILE_K;"]
@@ -319,13 +349,6 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         arguments.append(f"const {element}* __restrict__ c, " + _pitches(problem, "c"))
     if s.store == "direct":
         arguments.append(f"{element}* __restrict__ d, " + _pitches(problem, "d"))
-    if s.residual_buffers:
-        barriers += [
-            "    if (threadIdx.x < RESIDUALS * CONSUMERS) {",
-            "      mbarrier_init(smem + SMEM_LANDED + 8 * threadIdx.x, 1);",
-            "      mbarrier_init(smem + SMEM_LANDED + 8 * (RESIDUALS * CONSUMERS + threadIdx.x), 4);  // warps",
-            "    }",
-        ]
     lines = "\n".join
     return f"""\
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -345,11 +368,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {lines(f"    tensor_map_prefetch({name});" for name in maps)}
   }}
   if (warp == 0) {{
-    if (threadIdx.x < STAGES) {{
-      mbarrier_init(full + 8 * threadIdx.x, 1);
-      mbarrier_init(empty + 8 * threadIdx.x,{_empty_arrivals(s)});
-    }}
-{lines([*barriers, "    mbarrier_init_fence();", "    __syncwarp();"])}
+{lines(_barriers(s))}
+    mbarrier_init_fence();
+    __syncwarp();
   }}
 {lines([*ready, ""])}
 {producer(problem, s, leave)}

@@ -101,6 +101,8 @@ class Constants:
     """Passing the tensor cores from one ping-pong warpgroup to the other."""
     launch_ns: float = 1800.0
     """Launch, barriers, tensor maps and the last store: with a ring to fill, decode takes 3 us more than its bytes."""
+    barrier_ns: float = 15.0
+    """Initialising one mbarrier where each lane has one: some 12 instructions in turn, by the machine code."""
     cluster_launch_ns: float = 270.0
     reduce_ns: float = 250.0
     reduce_bytes_per_ns: float = 50.0
@@ -217,6 +219,8 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
         dram_ns *= 1 + c.unhinted * (s.evict_first != once)
     fixed_ns = c.launch_ns + c.latency_ns + (c.cluster_launch_ns if s.cluster_size > 1 else 0.0)
     parts_ns = (1 if s.stream_k else rounds) * _part_ns(s, serial_units, c)
+    if s.straight_start:
+        fixed_ns -= 2 * s.stages * c.barrier_ns
     if s.dependent_launch:
         fixed_ns -= c.weights_save_ns if s.dependent_launch == "weights" else c.wait_saves_ns
     # Another CTA of the SM works while one starts or ends.

@@ -228,6 +228,7 @@ def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
     large = tile.tile_m * tile.tile_n >= 128 * 176
     tile = replace(
         tile,
+        straight_start=True,
         producer_regs=producer,
         consumer_regs=consumer,
         store="tma",

@@ -302,6 +302,7 @@ _TILED: Mapping[str, _Domain] = {
         launch for launch in DEPENDENT_LAUNCH[p.overlap] if _producer_fits(_with(s, dependent_launch=launch))
     ],
     "clip_boxes": lambda s, p, d: [False, True] if can_clip(p, s) else [False],
+    "straight_start": lambda s, p, d: [False, True],
     "persistent": lambda s, p, d: _persistent(s),
     "ctas": _ctas,
     "raster": _raster,
@@ -417,6 +418,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "dependent_launch": DEPENDENT_LAUNCH["weights"],
     "l2_promotion": L2_PROMOTIONS,
     "clip_boxes": (False, True),
+    "straight_start": (False, True),
 }
 
 

@@ -65,6 +65,7 @@ FIXED: Mapping[str, Any] = {
     "residual_buffers": 0,
     "multicast_kind": "slice",
     "clip_boxes": False,
+    "straight_start": False,
 }
 """Fields that mean nothing here, with their only valid values."""
 

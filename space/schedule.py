@@ -91,6 +91,10 @@ class Schedule:
     clip_boxes: bool = False
     """Rows of a tile that no row of the matrix falls into are not loaded, rather than filled with zeros."""
 
+    straight_start: bool = False
+    """One thread initialises the mbarriers, at addresses known to the compiler: straight code, where lanes with an
+    mbarrier each become a loop over the lanes."""
+
     @property
     def threads(self) -> int:
         """Threads of a CTA: the consumers, and the producer warpgroup where there is one."""
@@ -179,6 +183,8 @@ class Schedule:
             tokens.append(self.multicast_kind)
         if self.clip_boxes:
             tokens.append("clip")
+        if self.straight_start:
+            tokens.append("straight")
         return "_".join(tokens)
 
     def __str__(self) -> str:
@@ -235,6 +241,7 @@ class Schedule:
             residual_buffers=int(g["residual_buffers"] or 0),
             multicast_kind=g["multicast_kind"] or "slice",
             clip_boxes=bool(g["clip"]),
+            straight_start=bool(g["straight"]),
         )
         if schedule.name != name.strip():
             raise BadInput(f"schedule is {name!r}: valid is its one name, {schedule.name}")
@@ -279,6 +286,6 @@ _NAME = re.compile(
     r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d{1,9}))?"
     r"(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic|shares))?(_ef(?P<evict_first>[ab]))?"
     r"(_pdl-(?P<dependent_launch>wait|weights))?(_l2-(?P<l2_promotion>\d{1,9}))?"
-    r"(_res(?P<residual_buffers>\d{1,9}))?(_(?P<multicast_kind>leader))?(?P<clip>_clip)?",
+    r"(_res(?P<residual_buffers>\d{1,9}))?(_(?P<multicast_kind>leader))?(?P<clip>_clip)?(?P<straight>_straight)?",
     re.ASCII,
 )

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from tileseek.codegen import CompilePool, compile_kernel, generate, launch_plan
+from tileseek.codegen.sass import decode
 from tileseek.space import DIMENSIONS, H200, LAUNCH_FIELDS, Problem, Schedule, domain, nearest, sample, violations
 from tileseek.space.enumeration import _START
 
@@ -35,6 +36,7 @@ def schedules_for_each_value(problem: Problem, each: int) -> dict[tuple[str, obj
     return found
 
 
+@pytest.mark.timeout(400)  # a hundred and fifty kernels
 def test_every_value_of_every_dimension_compiles_and_passes_the_audit() -> None:
     found = schedules_for_each_value(PROBLEM, each=4)
     rng = random.Random(3)
@@ -165,6 +167,17 @@ def test_barriers_are_initialised_before_the_walk_over_tiles() -> None:
     kernel = text[text.index('extern "C"') :]
     assert kernel.count("mbarrier_init(") == 2
     assert kernel.rindex("mbarrier_init(") < kernel.index("tile += tile_step")
+
+
+def test_a_straight_start_has_an_instruction_for_each_mbarrier() -> None:
+    """Otherwise one instruction for each kind of mbarrier, in a loop over the lanes."""
+    problem = replace(PLAIN, epilogue="residual")
+    name = "coop1_64x16x128_s6_w0_c1x1_tile_rm1_reg0-0_tma16x1_swap_k4_res1"
+    schedules = [Schedule.parse(name), Schedule.parse(name + "_straight")]
+    with CompilePool(1) as pool:
+        kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
+    counts = [sum(at.name == "SYNCS.EXCH" for at in decode(kernel.cubin, kernel.entry)) for kernel in kernels]
+    assert counts == [2 + 2 + 1, 2 * 6 + 2 + 1]
 
 
 def test_store_waits_just_before_its_memory_is_written_again() -> None:
