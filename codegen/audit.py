@@ -22,7 +22,7 @@ AUDIT_VERSION = "4"
 LOOP_INSTRUCTIONS = 32
 INSTRUCTIONS_PER_WGMMA = 4
 """The K loop may take the first number of instructions plus the second for each wgmma. Generated kernels take at most
-26 + 4 for each (33 to 42 with 4 wgmmas); a loop that builds descriptors anew took 62 with 4."""
+28 + 4 for each (32 to 42 with 4 wgmmas); a loop that builds descriptors anew took 62 with 4."""
 
 
 @dataclass(frozen=True, slots=True)
