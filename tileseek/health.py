@@ -19,6 +19,7 @@ from .measure.conditions import BRAKES
 from .measure.gpus import Gpu
 from .measure.nvml import Reading
 from .space import BadInput
+from .space.generations import same_kernel
 
 LEAST_FREE_SHARE = 0.9
 """Of a GPU's memory: large problems need most of it, and who holds the rest may use the GPU too."""
@@ -110,16 +111,13 @@ def check_compiler(compiler: str, table: Table) -> Iterator[Finding]:
         yield Finding("compiler", f"{compiler}, generator {GENERATOR_VERSION}")
     if not table.entries:
         return
-    for what, ours, theirs in (
-        ("generator", GENERATOR_VERSION, table.generator),
-        ("compiler", compiler, table.compiler),
-    ):
-        if ours and ours != theirs:
-            yield Finding(
-                "table",
-                f"measured with {what} {theirs}, here is {ours}",
-                "its times are stale: tune again, or use what it was measured with",
-            )
+    retune = "those times are stale: tune again, or use what it was measured with"
+    if compiler not in ("", table.compiler):
+        yield Finding("table", f"measured with {table.compiler}, here is {compiler}", retune)
+    changed = sum(not same_kernel(entry.schedule, table.generator, GENERATOR_VERSION) for entry in table.entries)
+    if changed:
+        kernels = f"{changed} of {len(table.entries)} kernels are others since generator {table.generator}"
+        yield Finding("table", kernels, retune)
     if table.skipped:
         yield Finding("table", f"{table.skipped} entries cannot be read", "make it again: `tileseek export table`")
 
@@ -170,12 +168,12 @@ def check_journal(path: Path, compiler: str) -> Iterator[Finding]:
 
 
 def stale_here(contents: JournalContents, compiler: str) -> Counter[tuple[str, str]]:
-    """How many measures come from another generator or compiler than those installed, by generator and compiler. With
-    no compiler installed the generator alone counts."""
+    """How many measures are of other kernels than this installation makes, by the generator and compiler that made
+    them. With no compiler installed the generator alone counts."""
     found: Counter[tuple[str, str]] = Counter()
     for measure in contents.measures:
         env = contents.envs.get(measure.env, {})
-        made_with = str(env.get("generator", "unknown")), str(env.get("compiler", "unknown"))
-        if made_with[0] != GENERATOR_VERSION or compiler not in ("", made_with[1]):
-            found[f"generator {made_with[0]}", made_with[1]] += 1
+        generator, made_with = str(env.get("generator", "unknown")), str(env.get("compiler", "unknown"))
+        if compiler not in ("", made_with) or not same_kernel(measure.schedule, generator, GENERATOR_VERSION):
+            found[f"generator {generator}", made_with] += 1
     return found
