@@ -346,6 +346,11 @@ def a_file(folder: Path) -> str:
         (["query", "8", "8", "8", "--frob"], "option --frob is unknown"),
         (["query", "8", "8", "8", "--device", "B200"], "device is 'B200': valid are H200"),
         (["query", "8", "8", "16", "--dtype", "fp8", "--layout", "nn"], "layout nn of fp8: valid is nt"),
+        (["query", "8", "8", "8", "--accumulate", "promoted"], "accumulate promoted of bf16: valid is fast"),
+        (
+            ["codegen", "8", "8", "8", "--out-dtype", "fp8"],
+            "out_dtype fp8 of bf16 operands: valid are bf16, fp16, fp32",
+        ),
         (["query", "headline", "--dtype", "fp16"], "--dtype goes with sizes"),
         (["query", "none.csv"], "cannot read none.csv: No such file or directory"),
         (["query", wrong_csv], "the header is 'name,m,n,k': valid is name,layout,dtype,m,n,k"),

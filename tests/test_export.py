@@ -60,6 +60,19 @@ def test_nvfuser(table: Table) -> None:
     assert (config["load_stages"], config["grid_swizzle_factor"], config["cta_order"]) == (3, 8, 0)
 
 
+def test_eight_bits_and_other_outputs_are_left_out_where_the_form_has_none() -> None:
+    wide, eight = replace(P, out_dtype="fp32"), replace(P, dtype="fp8", out_dtype="bf16")
+    chunks = replace(FIRST, epilogue_n=32)
+    row = replace(FIRST, tile_n=128, tile_k=128, stages=2)
+    table = build_table(contents([measured(wide, chunks, 5.0, 1.0), measured(eight, row, 5.0, 1.0)]), H200)
+    assert [(row["out_dtype"], row["accumulate"]) for row in csv.DictReader(io.StringIO(to_csv(table)))] == [
+        ("fp32", "fast"),
+        ("bf16", "fast"),
+    ]
+    assert sum(left_out("inductor", table).values()) == 2
+    assert list(left_out("nvfuser", table)) == ["the form says nothing of how 8-bit products are summed"]
+
+
 def test_what_a_form_cannot_say_is_left_out_and_counted() -> None:
     """A problem with an overlap or an epilogue would come out as a second plain one."""
     swapped = measured(Problem(16, 8, 64), replace(FOURTH, swap_ab=True), 3.0)

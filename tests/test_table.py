@@ -116,6 +116,15 @@ def test_an_entry_says_what_was_found() -> None:
     assert len(entry.alternates) == ALTERNATES
 
 
+@pytest.mark.parametrize("accumulate", ["fast", "promoted"])
+def test_numerics_of_eight_bits_say_how_products_are_summed(accumulate: str) -> None:
+    problem = replace(P, dtype="fp8", accumulate=accumulate)
+    schedule = replace(FIRST, tile_n=128, tile_k=128, stages=2)
+    (entry,) = build_table(contents([measured(problem, schedule, 10.0)]), H200).entries
+    assert entry.problem == problem
+    assert entry.numerics == {"class": "deterministic", "rel_error": 0.001, "accumulate": accumulate}
+
+
 def some_contents(seed: int = 0) -> Any:
     rng = random.Random(seed)
     measures = [
