@@ -66,7 +66,8 @@ def _title(problem: Problem, s: Schedule) -> str:
     if problem.batched:
         product += ", for each of a batch"
     if s.swap_ab:
-        product += ", computed as its transpose: below, A is B and m is n"
+        product += ",\n// " if problem.fused.scales else ", "
+        product += "computed as its transpose: below, A is B and m is n"
     if s.arrangement == PINGPONG:
         roles = "two consumer warpgroups that own alternate tiles (ping-pong)"
     else:
@@ -76,7 +77,7 @@ def _title(problem: Problem, s: Schedule) -> str:
 // tileseek generator {GENERATOR_VERSION}: {s.name}
 //
 // {product}.
-// {problem.dtype} operands and result, fp32 accumulation, all row-major.
+// {_arithmetic(problem)}, all row-major.
 {gemv.roles(problem, s)}"""
     return f"""\
 // tileseek generator {GENERATOR_VERSION}: {s.kernel.name}

@@ -69,5 +69,5 @@ def _scales(problem: Problem, operands: str, result: str) -> tuple[str, ...]:
         return ()
     if "scale" in words:
         return ("scale",)
-    # Vectors go with results in bf16 alone in every version of torch.
-    return words if result == "bf16" else ()
+    # Vectors go with results in bf16 alone in every version of torch; a batch would have as many of them as products.
+    return words if result == "bf16" and not problem.batched else ()

@@ -247,6 +247,7 @@ def test_what_torch_computes_in_one_call(problem: Problem, call: LibraryCall) ->
     assert torch_call(problem) == call
     if problem.dtype == "fp8":
         assert cublaslt_call(problem).operands == "fp8"
+        assert not cublaslt_call(replace(problem, batch=3, epilogue="scale_m+scale_n")).scales
 
 
 def test_the_first_wrong_element_is_named() -> None:
