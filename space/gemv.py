@@ -45,6 +45,9 @@ VECTOR_OVERHEAD = 6
 """Registers of a thread for addresses, indices and temporaries, in all and for each vector (found by compiling the
 space)."""
 
+MOST_REGISTERS = 232
+"""Most that may be needed by this count: of 255 the compiler's schedule takes some more (found likewise)."""
+
 FIXED: Mapping[str, Any] = {
     "mma_in_flight": 0,
     "cluster_m": 1,
@@ -141,14 +144,16 @@ def gemv_smem_bytes(problem: Problem, s: Schedule) -> int:
 
 
 def gemv_registers(problem: Problem, s: Schedule) -> int:
-    """Registers that a thread needs: slices in flight, two of the vectors, sums, what the epilogue adds."""
+    """Registers that a thread needs: slices in flight, the vectors of two slices (of all, where they are short and the
+    compiler loads them early), sums, what the epilogue adds."""
     tile = gemv_tile(problem, s)
     ring = 4 * tile.loads * s.stages
-    across = s.tile_m * (4 if tile.k_major else ceil_div(tile.loads, 2))
+    words = 4 if tile.k_major else ceil_div(tile.loads, 2)
+    across = s.tile_m * words * (2 if tile.k_major else s.stages)
     sums = s.tile_m * tile.outputs
     results = ceil_div(s.tile_m * s.tile_n, s.threads)
     addresses = 2 * tile.loads if tile.k_major else 2
-    return ring + 2 * across + sums + 2 * results + addresses + REGISTER_OVERHEAD + VECTOR_OVERHEAD * s.tile_m
+    return ring + across + sums + 2 * results + addresses + REGISTER_OVERHEAD + VECTOR_OVERHEAD * s.tile_m
 
 
 def tile_problems(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
@@ -167,7 +172,9 @@ def tile_problems(problem: Problem, s: Schedule, device: Device) -> Iterator[str
             f"slices of {s.tile_n} x {s.tile_k} weights for {s.threads} threads:"
             f" valid are {', '.join(str(per_load * loads) for loads in LOADS)} weights"
         )
-    elif (need := gemv_registers(problem, s)) > (most := min(255, device.registers_per_sm // s.threads // 8 * 8)):
+    elif (need := gemv_registers(problem, s)) > (
+        most := min(MOST_REGISTERS, device.registers_per_sm // s.threads // 8 * 8)
+    ):
         yield f"{need} registers a thread: valid is at most {most} for {s.threads} threads"
 
 

@@ -143,7 +143,7 @@ def bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:
         (Problem(5, 136, 600, epilogue="bias+relu+residual"), "gemv1_8x16x256_s2_w0_c1x1_tile_rm1_reg0-0_direct"),
         (Problem(40, 8, 600, epilogue="bias_m+relu"), "gemv1_8x4x256_s2_w0_c1x1_tile_rm1_reg0-0_direct_swap_k2_slots"),
         (Problem(2, 136, 104, layout="nn"), "gemv1_2x64x32_s3_w0_c1x1_tile_rm1_reg0-0_direct_k2_slots"),
-        (Problem(7, 264, 80, layout="nn", epilogue="bias"), "gemv1_8x256x16_s2_w0_c1x1_tile_rm1_reg0-0_direct_efb"),
+        (Problem(7, 264, 80, layout="nn", epilogue="bias"), "gemv2_8x256x16_s2_w0_c1x1_tile_rm1_reg0-0_direct_efb"),
         (Problem(1, 200, 3000, layout="nn"), "gemv2_1x128x32_s4_w0_c1x1_tile_rm1_reg0-0_direct"),
         (Problem(72, 8, 96, layout="tt", epilogue="bias+residual"),
          "gemv1_8x64x16_s3_w0_c1x1_tile_rm1_reg0-0_direct_swap_k5_slots_efa"),
