@@ -7,7 +7,7 @@ from ..space.resources import WGMMA_K_BYTES, OperandTile, operand_tiles
 from . import epilogue, fusion, scales
 from .plan import FLAG_ALIGNMENT
 from .producer import ready_barrier
-from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop
+from .walk import FIRST_ROW, consumer_loop, first_column
 
 
 def consumer(problem: Problem, s: Schedule) -> str:
@@ -54,8 +54,8 @@ def consumer(problem: Problem, s: Schedule) -> str:
         what = "the bias is" if early == ["bias"] else "they are"
         lines.append(f"  wait_for_dependencies();  // {what} read before the operands arrive")
     lines += ["  " + line for line in scales.places(problem, s)]
-    if fusion.bias_axis(problem, s) == "column":
-        lines.append("  float* const bias_row = (float*)(shared + SMEM_BIAS) + consumer * TILE_N;")
+    if problem.fused.bias:
+        lines.append("  float* const tile_bias = (float*)(shared + SMEM_BIAS) + consumer * BIAS;")
     if s.residual_buffers:
         lines += [*("  " + line for line in fusion.places()), "  Ring<RESIDUALS> residual{0, 0};"]
     if pingpong:
@@ -74,7 +74,7 @@ def consumer(problem: Problem, s: Schedule) -> str:
     lines += [
         "    const Position at = tile_position(tile, walk);",
         f"    int row = {FIRST_ROW} + tile_row;",
-        f"    int column = {FIRST_COLUMN};",
+        f"    int column = {first_column(problem)};",
         "    // Hides where they come from: the compiler would work them out again before every store.",
         '    asm volatile("" : "+r"(row), "+r"(column));',
         *("    " + line for line in fusion.before_main_loop(problem, s)),

@@ -6,14 +6,15 @@ from ..space import Problem, Schedule
 from ..space.resources import ACCUMULATOR_BYTES, boxes_of_a_piece
 from . import fusion, stores
 from .pieces import Piece, pieces
+from .plan import UP
 from .walk import product
 
 
-def received_bytes(s: Schedule) -> str:
+def received_bytes(problem: Problem, s: Schedule) -> str:
     """A CUDA expression of `rank`: the bytes of partial sums that the CTA receives from its peers."""
     columns = [0] * s.split_k
-    for piece in pieces(s):
-        columns[piece.owner] += piece.width
+    for piece in pieces(problem, s):
+        columns[piece.owner] += piece.width * len(piece.halves)
     counts = [64 * c * ACCUMULATOR_BYTES * s.consumers * (s.split_k - 1) for c in columns]
     expression = str(counts[-1])
     for rank in reversed(range(s.split_k - 1)):
@@ -65,13 +66,14 @@ def _shares(problem: Problem, s: Schedule) -> list[str]:
         *("  " + line for line in fusion.after_main_loop(problem, s)),
         "  wait_for_parts(counter, consumer, thread);",
     ]
-    for piece in pieces(s):
-        add = (
-            f"add_parts<{piece.column}, {piece.width}>(accumulators[{piece.block}],"
+    for piece in pieces(problem, s):
+        add = [
+            f"add_parts<{column}, {piece.width}>(accumulators[{piece.block}],"
             f" first_part + {piece.block} * (TILE_N / 8) * 128);"
-        )
+            for column in piece.halves
+        ]
         lines.append(f"  if (share == {piece.owner}) {{")
-        lines += ["    " + line for line in [add, *_store(problem, s, piece)]]
+        lines += ["    " + line for line in [*add, *_store(problem, s, piece)]]
         lines.append("  }")
     return [*lines, "  leave_parts(counter, consumer, thread);", "}"]
 
@@ -83,44 +85,64 @@ def _write(problem: Problem, s: Schedule) -> list[str]:
     lines = fusion.after_main_loop(problem, s)
     if s.split_cluster:
         lines += ["", "// Every CTA sends its part of a piece to the piece's owner.", "cluster_wait();"]
-        for piece in pieces(s):
-            lines.append(
-                f"if (rank != {piece.owner}) send_piece<{piece.column}, {piece.width}>(accumulators[{piece.block}],"
-                f" received, {piece.turn}, rank, {piece.owner}, smem + SMEM_EXCHANGED, thread);"
-            )
+        for piece in pieces(problem, s):
+            lines += [
+                f"if (rank != {piece.owner}) send_piece<{column}, {piece.width}>(accumulators[{piece.block}],"
+                f" received, {turn}, rank, {piece.owner}, smem + SMEM_EXCHANGED, thread);"
+                for turn, column in _parts(piece)
+            ]
         lines += ["mbarrier_wait(smem + SMEM_EXCHANGED, 0);", ""]
-    for piece in pieces(s):
+    for piece in pieces(problem, s):
         if s.split_cluster:
-            add = (
-                f"add_pieces<{piece.column}, {piece.width}>(accumulators[{piece.block}],"
-                f" received + {piece.turn} * (SPLIT_K - 1) * SLOT, thread);"
-            )
-            inner = [add, *_store(problem, s, piece)]
+            add = [
+                f"add_pieces<{column}, {piece.width}>(accumulators[{piece.block}],"
+                f" received + {turn} * (SPLIT_K - 1) * SLOT, thread);"
+                for turn, column in _parts(piece)
+            ]
+            inner = [*add, *_store(problem, s, piece)]
             lines += [f"if (rank == {piece.owner}) {{", *("  " + line for line in inner), "}"]
         else:
             lines += _store(problem, s, piece)
     return lines
 
 
+def _parts(piece: Piece) -> list[tuple[int, int]]:
+    """(turn, column) of each half of a piece: the number under which its owner receives it, where it lies."""
+    return [(piece.turn * len(piece.halves) + i, column) for i, column in enumerate(piece.halves)]
+
+
 def _store(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
+    """Lines that finish and store one piece: what comes before the activation, if it is kept, and D. All outputs go
+    through the same chunks in turn."""
+    before, after = fusion.before_activation(problem, s, piece), fusion.finish(problem, s, piece)
+    outputs = [("d", piece.column, [*before, *after])]
+    if problem.fused.aux:
+        kept = [("aux" + UP * i, column, [] if i else before) for i, column in enumerate(piece.halves)]
+        outputs = [*kept, ("d", piece.column, after)]
     lines = []
-    # A chunk is written again only when the store before has read it. The first wait is for the tile before,
-    # whose stores had a whole main loop to finish.
-    if piece.turn == 0:
-        lines += ["if (thread == 0) tma_store_wait<0>();", "named_sync(1 + consumer, 128);"]
-    elif piece.turn >= s.epilogue_buffers:
-        pending = "BUFFERS - 1" if (boxes := boxes_of_a_piece(problem, s)) == 1 else f"{boxes} * (BUFFERS - 1)"
-        lines += [f"if (thread == 0) tma_store_wait<{pending}>();", "named_sync(1 + consumer, 128);"]
-    number = piece.turn % s.epilogue_buffers
-    chunk = "chunks" if number == 0 else f"chunks + {number} * CHUNK"
-    return [
-        *lines,
-        *fusion.finish(problem, s, piece),
-        f"stage_piece<{piece.column}, {piece.width}>(accumulators[{piece.block}], {chunk}, thread);",
-        *fusion.release(s),
-        "named_sync(1 + consumer, 128);",
-        *stores.store_piece(problem, s, piece, chunk),
-    ]
+    for turn, (matrix, column, values) in enumerate(outputs, piece.turn * len(outputs)):
+        number = turn % s.epilogue_buffers
+        chunk = "chunks" if number == 0 else f"chunks + {number} * CHUNK"
+        lines += [
+            *_wait_for_chunk(problem, s, turn, values),
+            f"stage_piece<{column}, {piece.width}>(accumulators[{piece.block}], {chunk}, thread);",
+            *(fusion.release(s) if matrix == "d" else []),
+            "named_sync(1 + consumer, 128);",
+            *stores.store_piece(problem, s, piece, matrix, chunk),
+        ]
+    return lines
+
+
+def _wait_for_chunk(problem: Problem, s: Schedule, turn: int, values: list[str]) -> list[str]:
+    """Lines that work out `values`, and wait until the store that last read the chunk has done so: just before the
+    chunk is written again. The first wait is for the tile before, whose stores had a whole main loop to finish; it
+    comes first, for all threads must also have laid the bias out before it is read."""
+    if turn == 0:
+        return ["if (thread == 0) tma_store_wait<0>();", "named_sync(1 + consumer, 128);", *values]
+    if turn < s.epilogue_buffers:
+        return values
+    pending = "BUFFERS - 1" if (boxes := boxes_of_a_piece(problem, s)) == 1 else f"{boxes} * (BUFFERS - 1)"
+    return [*values, f"if (thread == 0) tma_store_wait<{pending}>();", "named_sync(1 + consumer, 128);"]
 
 
 _EXCHANGE = """\

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..space import PINGPONG, Problem, Schedule
 from . import ptx, scales
 from .pieces import Piece, pieces
-from .walk import FIRST_COLUMN, FIRST_ROW, consumer_loop, product
+from .walk import FIRST_ROW, consumer_loop, d_columns, first_column, product
 
 
 def bias_axis(problem: Problem, s: Schedule) -> str:
@@ -28,12 +28,18 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     if fused.bias or (fused.residual and read != "fp32"):
         found.append(widen_function(read))
     if axis := bias_axis(problem, s):
-        found.append((_COLUMN_BIAS if axis == "column" else _ROW_BIAS).replace("unsigned short", ptx.C_TYPES[read]))
+        found.append(_load_bias(ptx.C_TYPES[read], fused.gated and axis == "column"))
+        found.append(_ADD_COLUMN_BIAS if axis == "column" else _ADD_ROW_BIAS)
     if fused.activation:
-        found.append(_ACTIVATIONS[fused.activation] + _ACTIVATE)
+        found.append(activation_function(fused.activation, problem.out_dtype) + "\n" + _ACTIVATE)
+    if fused.gated:
+        found.append(_GATE)
     if fused.residual:
-        staged = _ldmatrix(s.swap_ab) + _RESIDUAL_STAGED
-        found.append(staged if s.residual_buffers else _residual_from_memory(problem.out_dtype))
+        parameter, times = (", float beta", "beta * ") if fused.beta else ("", "")
+        if s.residual_buffers:
+            found.append(_ldmatrix(s.swap_ab) + _residual_from_chunks(parameter, times))
+        else:
+            found.append(_residual_from_memory(problem.out_dtype, parameter, times))
     return found
 
 
@@ -42,50 +48,59 @@ def widen_function(dtype: str) -> str:
     return _WIDEN[dtype]
 
 
-def activation_function(name: str) -> str:
-    """`activation`, of one value."""
-    return _ACTIVATIONS[name].rstrip()
+def activation_function(name: str, out_dtype: str) -> str:
+    """`activation`, of one value, exact enough for D's dtype."""
+    return (_GELU_FP32 if (name, out_dtype) == ("gelu", "fp32") else _ACTIVATIONS[name]).rstrip()
 
 
 def before_main_loop(problem: Problem, s: Schedule) -> list[str]:
     """Lines that ask for the scales and the bias of a tile, which arrive while the main loop runs."""
     lines = scales.before_main_loop(problem, s)
-    match bias_axis(problem, s):
-        case "column":
-            lines += [
-                "float column_bias[TILE_N > 128 ? 2 : 1];",
-                "load_column_bias(column_bias, bias, column, n, thread);",
-            ]
-        case "row":
-            lines += ["float row_bias[M64][2];", "load_row_bias(row_bias, bias, row, m, thread);"]
+    if axis := bias_axis(problem, s):
+        where = "row, m" if axis == "row" else f"column, {d_columns(problem)}"
+        lines += ["float some_bias[(BIAS + 127) / 128];", f"load_bias(some_bias, bias, {where}, thread);"]
     return lines
 
 
 def after_main_loop(problem: Problem, s: Schedule) -> list[str]:
     """Lines that lay scales and bias out for all threads; those who read them synchronise first."""
     lines = scales.after_main_loop(problem, s)
-    return [*lines, "keep_column_bias(column_bias, bias_row, thread);"] if bias_axis(problem, s) == "column" else lines
+    return [*lines, "keep_bias(some_bias, tile_bias, thread);"] if problem.fused.bias else lines
+
+
+def before_activation(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
+    """Lines that turn the sums of one piece into what comes before the activation."""
+    lines = []
+    for column in piece.halves:
+        where = f"<{column}, {piece.width}>(accumulators[{piece.block}]"
+        lines += scales.finish(problem, s, piece, where)
+        match bias_axis(problem, s):
+            case "column":
+                lines.append(f"add_column_bias{where}, tile_bias, thread);")
+            case "row":
+                rows = f" + {64 * piece.block}" if piece.block else ""
+                lines.append(f"add_row_bias{where}, tile_bias{rows}, thread);")
+    return lines
 
 
 def finish(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
-    """Lines that turn sums into results, for one piece."""
+    """Lines that turn that into a piece of D."""
     fused = problem.fused
     where = f"<{piece.column}, {piece.width}>(accumulators[{piece.block}]"
-    lines = scales.finish(problem, s, piece)
-    match bias_axis(problem, s):
-        case "column":
-            lines.append(f"add_column_bias{where}, bias_row, thread);")
-        case "row":
-            lines.append(f"add_row_bias{where}, row_bias[{piece.block}]);")
+    beta = ", beta" * fused.beta
+    lines = []
     if fused.activation:
         lines.append(f"activate{where});")
+    if fused.gated:
+        lines.append(f"gate{where});")
     if s.residual_buffers:
         lines += [
             "mbarrier_wait(landed + 8 * residual.stage, residual.parity);",
-            f"add_residual{where}, residual_chunks + residual.stage * CHUNK, thread);",
+            f"add_residual{where}, residual_chunks + residual.stage * CHUNK, thread{beta});",
         ]
     elif fused.residual:
-        lines.append(f"add_residual{where}, {product('c', problem)}, c_pitch, {piece.row}, column, m, n, thread);")
+        source, columns = product("c", problem), d_columns(problem)
+        lines.append(f"add_residual{where}, {source}, c_pitch, {piece.row}, column, m, {columns}, thread{beta});")
     return lines
 
 
@@ -101,11 +116,14 @@ def release(s: Schedule) -> list[str]:
     ]
 
 
-def constants(s: Schedule) -> list[str]:
-    """Sizes of the residual's ring."""
-    if not s.residual_buffers:
-        return []
-    return [f"constexpr int RESIDUALS = {s.residual_buffers};  // chunks of a residual, for each consumer"]
+def constants(problem: Problem, s: Schedule) -> list[str]:
+    """Sizes of what a consumer keeps of the bias, and of the residual's ring."""
+    lines = []
+    if axis := bias_axis(problem, s):
+        lines.append(f"constexpr int BIAS = {'64 * M64' if axis == 'row' else 'TILE_N'};  // values for a warpgroup")
+    if s.residual_buffers:
+        lines.append(f"constexpr int RESIDUALS = {s.residual_buffers};  // chunks of a residual, for each consumer")
+    return lines
 
 
 def loader(problem: Problem, s: Schedule) -> list[str]:
@@ -126,7 +144,7 @@ def loader(problem: Problem, s: Schedule) -> list[str]:
         *("  " + line for line in consumer_loop(s)),
         "    const Position at = tile_position(tile, walk);",
         f"    const int row = {FIRST_ROW}{rows};",
-        f"    const int column = {FIRST_COLUMN};",
+        f"    const int column = {first_column(problem)};",
         f"    auto load = [&](const TensorMap& map, int width, int x, int y{', int product' * problem.batched}) {{",
         "      mbarrier_wait(free + 8 * residual.stage, residual.parity ^ 1);",
         "      mbarrier_expect(landed + 8 * residual.stage, 64 * 2 * width);",
@@ -135,7 +153,7 @@ def loader(problem: Problem, s: Schedule) -> list[str]:
         "      residual.next();",
         "    };",
     ]
-    for piece in pieces(s):
+    for piece in pieces(problem, s):
         owner = f"if (rank == {piece.owner}) " if s.split_cluster else ""
         lines.append(f"    {owner}load(map_c{piece.width}, {piece.width}, {piece.place(problem, s)});")
     return [*lines, "  }", "}"]
@@ -163,28 +181,42 @@ __device__ __forceinline__ float widen(u32 bits) {
 __device__ __forceinline__ float widen(float value) { return value; }""",
 }
 
-_COLUMN_BIAS = """\
-// A bias along columns: each thread loads one or two values, and the whole warpgroup finds them in shared memory.
+
+def _load_bias(element: str, gated: bool) -> str:
+    """`load_bias` and `keep_bias`: of the rows or columns of a warpgroup's tile."""
+    if gated:
+        body = """\
+    const int half = at / (TILE_N / 2);  // the bias of the gate, then that of its up
+    const int place = first + at % (TILE_N / 2);
+    values[i] = at < BIAS && place < end ? widen(bias[place + half * end]) : 0;"""
+    else:
+        body = """\
+    values[i] = at < BIAS && first + at < end ? widen(bias[first + at]) : 0;"""
+    return f"""\
+// The bias of a tile: each thread loads one or two values, and the whole warpgroup finds them in shared memory.
 template <int COUNT>
-__device__ __forceinline__ void load_column_bias(float (&values)[COUNT], const unsigned short* bias, int column, int n,
-                                                 int thread) {
+__device__ __forceinline__ void load_bias(float (&values)[COUNT], const {element}* bias, int first, int end,
+                                          int thread) {{
   #pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
+  for (int i = 0; i < COUNT; ++i) {{
     const int at = thread + 128 * i;
-    values[i] = at < TILE_N && column + at < n ? widen(bias[column + at]) : 0;
-  }
-}
+{body}
+  }}
+}}
 template <int COUNT>
-__device__ __forceinline__ void keep_column_bias(const float (&values)[COUNT], float* bias_row, int thread) {
+__device__ __forceinline__ void keep_bias(const float (&values)[COUNT], float* tile_bias, int thread) {{
   #pragma unroll
   for (int i = 0; i < COUNT; ++i)
-    if (thread + 128 * i < TILE_N) bias_row[thread + 128 * i] = values[i];
-}
+    if (thread + 128 * i < BIAS) tile_bias[thread + 128 * i] = values[i];
+}}"""
+
+
+_ADD_COLUMN_BIAS = """\
 template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void add_column_bias(float (&d)[COUNT], const float* bias_row, int thread) {
+__device__ __forceinline__ void add_column_bias(float (&d)[COUNT], const float* tile_bias, int thread) {
   #pragma unroll
   for (int j = COLUMN / 2; j < (COLUMN + WIDTH) / 2; j += 4) {
-    const float2 b = *(const float2*)(bias_row + 2 * j + thread % 4 * 2);
+    const float2 b = *(const float2*)(tile_bias + 2 * j + thread % 4 * 2);
     d[j] += b.x;
     d[j + 1] += b.y;
     d[j + 2] += b.x;
@@ -192,45 +224,55 @@ __device__ __forceinline__ void add_column_bias(float (&d)[COUNT], const float* 
   }
 }"""
 
-_ROW_BIAS = """\
-// A bias along rows: each thread needs those of its own rows.
-__device__ __forceinline__ void load_row_bias(float (&values)[M64][2], const unsigned short* bias, int row, int m,
-                                              int thread) {
-  #pragma unroll
-  for (int i = 0; i < M64; ++i) {
-    #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int at = row + 64 * i + thread / 32 * 16 + thread % 32 / 4 + 8 * half;
-      values[i][half] = at < m ? widen(bias[at]) : 0;
-    }
-  }
-}
+_ADD_ROW_BIAS = """\
+// Each thread owns two rows of a block: thread / 4 and thread / 4 + 8 of its warp's 16.
 template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void add_row_bias(float (&d)[COUNT], const float (&values)[2]) {
+__device__ __forceinline__ void add_row_bias(float (&d)[COUNT], const float* block_bias, int thread) {
+  const int row = thread / 32 * 16 + thread % 32 / 4;
+  const float upper = block_bias[row], lower = block_bias[row + 8];
   #pragma unroll
-  for (int j = COLUMN / 2; j < (COLUMN + WIDTH) / 2; ++j) d[j] += values[j / 2 % 2];
+  for (int j = COLUMN / 2; j < (COLUMN + WIDTH) / 2; ++j) d[j] += j / 2 % 2 ? lower : upper;
 }"""
+
+_LOGISTIC = """\
+// x / (1 + 2^t): x times a logistic function, in two operations of the special function unit. For a huge t it is 0.
+__device__ __forceinline__ float logistic(float x, float t) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(t));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+  return x * inverse;
+}
+"""
 
 _ACTIVATIONS = {
     "relu": """\
 __device__ __forceinline__ float activation(float x) { return fmaxf(x, 0.0f); }
 """,
-    "silu": """\
-// x * sigmoid(x)
-__device__ __forceinline__ float activation(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+    "silu": f"""\
+{_LOGISTIC}// x * sigmoid(x)
+__device__ __forceinline__ float activation(float x) {{ return logistic(x, -1.44269504f * x); }}
 """,
-    "gelu": """\
+    "gelu": f"""\
+{_LOGISTIC}// x * the normal distribution function of x, as x * sigmoid(u): u is x times a polynomial in x^2, within
+// 2^-13 of the value and 2^-18.
+__device__ __forceinline__ float activation(float x) {{
+  const float y = x * x;
+  const float q = (((-2.1407482e-6f * y + 6.15220511e-5f) * y + 5.64414657e-4f) * y - 0.105770645f) * y - 2.3016653f;
+  return logistic(x, x * q);
+}}
+""",
+    "gelu_tanh": f"""\
+{_LOGISTIC}// 0.5 x (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+__device__ __forceinline__ float activation(float x) {{
+  return logistic(x, x * (-0.102943240f * (x * x) - 2.30220819f));
+}}
+""",
+}
+
+_GELU_FP32 = """\
 // x * the normal distribution function of x
 __device__ __forceinline__ float activation(float x) { return 0.5f * x * (1.0f + erff(x * 0.70710678f)); }
-""",
-    "gelu_tanh": """\
-// 0.5 x (1 + tanh(u)) = x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
-__device__ __forceinline__ float activation(float x) {
-  const float u = 0.79788456f * (x + 0.044715f * x * x * x);
-  return __fdividef(x, 1.0f + __expf(-2.0f * u));
-}
-""",
-}
+"""
 
 _ACTIVATE = """\
 template <int COLUMN, int WIDTH, int COUNT>
@@ -239,25 +281,37 @@ __device__ __forceinline__ void activate(float (&d)[COUNT]) {
   for (int j = COLUMN / 2; j < (COLUMN + WIDTH) / 2; ++j) d[j] = activation(d[j]);
 }"""
 
-_RESIDUAL_STAGED = """\
-// Adds a piece of the residual, which lies in shared memory as a piece to be stored does.
+_GATE = """\
+// The columns of an up lie half a tile after those of its gate: in the same thread, TILE_N / 4 registers on.
 template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void add_residual(float (&d)[COUNT], u32 chunk, int thread) {
+__device__ __forceinline__ void gate(float (&d)[COUNT]) {
   #pragma unroll
-  for (int unit = 0; unit < WIDTH / 8; unit += 2) {
-    u32 r[4];
-    ldmatrix_x4(piece_address<WIDTH>(chunk, unit, thread), r);
-    #pragma unroll
-    for (int i = 0; i < (WIDTH == 8 ? 2 : 4); ++i) {
-      const int j = (COLUMN / 8 + unit) * 4 + 2 * i;
-      d[j] += widen(r[i] & 0xFFFF);
-      d[j + 1] += widen(r[i] >> 16);
-    }
-  }
+  for (int j = COLUMN / 2; j < (COLUMN + WIDTH) / 2; ++j) d[j] *= d[j + TILE_N / 4];
 }"""
 
 
-def _residual_from_memory(dtype: str) -> str:
+def _residual_from_chunks(parameter: str, times: str) -> str:
+    """`add_residual` from shared memory; `times` multiplies what is added, by a `parameter`."""
+    return f"""\
+// Adds a piece of the residual, which lies in shared memory as a piece to be stored does.
+template <int COLUMN, int WIDTH, int COUNT>
+__device__ __forceinline__ void add_residual(float (&d)[COUNT], u32 chunk, int thread{parameter}) {{
+  #pragma unroll
+  for (int unit = 0; unit < WIDTH / 8; unit += 2) {{
+    u32 r[4];
+    ldmatrix_x4(piece_address<WIDTH>(chunk, unit, thread), r);
+    #pragma unroll
+    for (int i = 0; i < (WIDTH == 8 ? 2 : 4); ++i) {{
+      const int j = (COLUMN / 8 + unit) * 4 + 2 * i;
+      d[j] += {times}widen(r[i] & 0xFFFF);
+      d[j + 1] += {times}widen(r[i] >> 16);
+    }}
+  }}
+}}"""
+
+
+def _residual_from_memory(dtype: str, parameter: str, times: str) -> str:
+    """`add_residual` from device memory; `times` multiplies what is added, by a `parameter`."""
     element = ptx.C_TYPES[dtype]
     if dtype == "fp32":
         pair, load = "float2", 'asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y)'
@@ -275,7 +329,7 @@ __device__ __forceinline__ {pair} load_pair(const {element}* source) {{
 // Adds a piece of the residual from device memory.
 template <int COLUMN, int WIDTH, int COUNT>
 __device__ __forceinline__ void add_residual(float (&d)[COUNT], const {element}* c, long long pitch, int row,
-                                             int column, int m, int n, int thread) {{
+                                             int column, int m, int n, int thread{parameter}) {{
   const int first = row + thread / 32 * 16 + thread % 32 / 4;
   const int pair = column + COLUMN + thread % 4 * 2;
   #pragma unroll
@@ -287,8 +341,8 @@ __device__ __forceinline__ void add_residual(float (&d)[COUNT], const {element}*
       if (pair + 8 * unit >= n) continue;
       const {pair} two = load_pair(c + at * pitch + pair + 8 * unit);
       const int j = (COLUMN / 8 + unit) * 4 + 2 * half;
-      d[j] += {first};
-      d[j + 1] += {second};
+      d[j] += {times}{first};
+      d[j + 1] += {times}{second};
     }}
   }}
 }}"""

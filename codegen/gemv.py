@@ -67,7 +67,7 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
     if fused.bias or fused.residual:
         found.append(fusion.widen_function(problem.out_dtype))
     if fused.activation:
-        found.append(fusion.activation_function(fused.activation))
+        found.append(fusion.activation_function(fused.activation, problem.out_dtype))
     return found
 
 
@@ -192,6 +192,7 @@ def _kernel(problem: Problem, s: Schedule, entry: str) -> str:
     if fused.residual:
         arguments.append("const unsigned short* c, long long c_pitch")
     arguments.append("unsigned short* d, long long d_pitch")
+    arguments += [f"float {name}" for name in ("alpha", "beta") if getattr(fused, name)]
     body = [
         "extern __shared__ float partials[];  // of every sum, one for each of PARTIALS warps",
         "const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;",
@@ -422,13 +423,13 @@ def _combine() -> list[str]:
 
 def _store(problem: Problem, s: Schedule) -> list[str]:
     fused = problem.fused
-    result = "results[i]"
+    result = "alpha * results[i]" if fused.alpha else "results[i]"
     if fused.bias:
         result += " + bias_values[i]"
     if fused.activation:
         result = f"activation({result})"
     if fused.residual:
-        result += " + c_values[i]"
+        result += f" + {'beta * ' * fused.beta}c_values[i]"
     return [
         *_each_result(s),
         "  if (at >= VECTORS * TILE_N || vector >= m || output >= n) continue;",

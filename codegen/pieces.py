@@ -6,19 +6,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..space import Problem, Schedule, store_pieces
+from ..space.resources import tile_columns
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one chunk of the epilogue stores: `width` columns of one 64-row block of a warpgroup."""
+    """What one chunk of the epilogue stores: `width` columns of D in one 64-row block of a warpgroup."""
 
     block: int
-    column: int
+    halves: tuple[int, ...]
+    """The first columns of what it is made from in the kernel's tile: one, or those of a gate and of its up."""
     width: int
     owner: int
     """The CTA of the split that adds the parts of the piece and stores it."""
     turn: int
     """How many pieces its owner has stored before it."""
+
+    @property
+    def column(self) -> int:
+        """Its first column in the tile of D."""
+        return self.halves[0]
 
     @property
     def row(self) -> str:
@@ -37,11 +44,12 @@ def _from(name: str, offset: int) -> str:
     return f"{name} + {offset}" if offset else name
 
 
-def pieces(s: Schedule) -> Iterator[Piece]:
+def pieces(problem: Problem, s: Schedule) -> Iterator[Piece]:
     """The pieces of a warpgroup's tile in the order of storing, dealt to the CTAs that share K in turn."""
     owners = s.split_k if s.dealt else 1
     order = 0
+    columns = tile_columns(problem, s)
     for block in range(s.m64_per_warpgroup):
-        for column, width in store_pieces(s.tile_n, s.epilogue_n):
-            yield Piece(block, column, width, order % owners, order // owners)
+        for column, width in store_pieces(columns, s.epilogue_n):
+            yield Piece(block, tuple(range(column, s.tile_n, columns)), width, order % owners, order // owners)
             order += 1

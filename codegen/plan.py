@@ -25,7 +25,14 @@ from ..space import (
     tile_grid,
 )
 from ..space.problem import TMA_ALIGNMENT
-from ..space.resources import ACCUMULATOR_BYTES, SWIZZLE_BYTES, OperandTile, loaded_rows, operand_tiles
+from ..space.resources import (
+    ACCUMULATOR_BYTES,
+    SWIZZLE_BYTES,
+    OperandTile,
+    loaded_rows,
+    operand_tiles,
+    tile_columns,
+)
 from . import walk
 
 INT_ARGUMENTS = ("m", "n", "k", "k_zigzag", *walk.FIELDS)
@@ -53,13 +60,15 @@ class TensorMapSpec:
     """
 
     operand: str
-    """Whose memory it describes: `a`, `b`, `d` or the residual `c`."""
+    """Whose memory it describes: `a`, `b`, `d`, the residual `c` or the auxiliary output `aux`."""
     dtype: str
     extents: tuple[int, ...]
     pitches_bytes: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int
     l2_promotion: int
+    offset_bytes: int = 0
+    """From the start of the operand's memory to the first element: a half of the product that is stored by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ class LaunchPlan:
     arguments: tuple[Argument, ...]
     """Each only where the kernel has it: addresses and pitches in elements of the operand with the kernel's rows and of
     the other, where they are read without TMA; the address of the workspace; of the bias; address and pitches of a
-    residual that consumers read themselves; and of D for direct stores."""
+    residual that consumers read themselves; and of D for direct stores; the numbers alpha and beta."""
     block: int
     cluster: int
     smem_bytes: int
@@ -143,10 +152,9 @@ def launch_plan(problem: Problem, schedule: Schedule, pitches: Pitches | None = 
     maps = [
         _operand_map(problem, schedule, tile, slab_rows, pitches) for tile, slab_rows in zip(tiles, loaded, strict=True)
     ]
-    staged = ["d"] if schedule.store == "tma" else []
-    if schedule.residual_buffers:
-        staged.append("c")
-    maps += [_chunk_map(problem, schedule, name, width, pitches) for name in staged for width in store_widths(schedule)]
+    widths = store_widths(problem, schedule)
+    staged = staged_matrices(problem, schedule)
+    maps += [_chunk_map(problem, schedule, name, width, pitches) for name in staged for width in widths]
     grid = tile_grid(problem, schedule)
     return LaunchPlan(
         tensor_maps=tuple(maps),
@@ -187,13 +195,14 @@ def _operand_map(
         problem.dtype,
         (columns, rows, problem.copies(tile.operand)),
         _bytes(getattr(pitches, tile.operand), element),
-        box=(SWIZZLE_BYTES // element, slab_rows // tile.slices),
+        box=(SWIZZLE_BYTES // element, slab_rows // (tile.slices * tile.slab_boxes)),
         swizzle_bytes=SWIZZLE_BYTES,
     )
 
 
-def _chunk_map(problem: Problem, schedule: Schedule, operand: str, width: int, pitches: Pitches) -> TensorMapSpec:
-    """The map of D or of the residual for pieces of `width` columns of what the kernel computes."""
+def _chunk_map(problem: Problem, schedule: Schedule, name: str, width: int, pitches: Pitches) -> TensorMapSpec:
+    """The map of one of `staged_matrices` for pieces of `width` columns of what the kernel computes."""
+    operand = name.removesuffix(UP)
     element = OUT_DTYPE_BYTES[problem.out_dtype]
     # A transposed piece has rows of 64 elements, which of fp32 take two boxes.
     box = (min(64, SWIZZLE_BYTES // element), width) if schedule.swap_ab else (width, 64)
@@ -202,10 +211,11 @@ def _chunk_map(problem: Problem, schedule: Schedule, operand: str, width: int, p
         schedule,
         operand,
         problem.out_dtype,
-        (problem.n, problem.m, problem.batch),
+        (problem.d_columns, problem.m, problem.batch),
         _bytes(getattr(pitches, operand), element),
         box=box,
         swizzle_bytes=piece_swizzle_bytes(box[0] * element),
+        offset_bytes=problem.d_columns * element if name.endswith(UP) else 0,
     )
 
 
@@ -218,6 +228,7 @@ def _tensor_map(
     pitches_bytes: tuple[int, int],
     box: tuple[int, int],
     swizzle_bytes: int,
+    offset_bytes: int = 0,
 ) -> TensorMapSpec:
     rank = map_rank(problem)
     if extents[2] == 1:
@@ -236,6 +247,7 @@ def _tensor_map(
         box=(*box, 1)[:rank],
         swizzle_bytes=swizzle_bytes,
         l2_promotion=schedule.l2_promotion,
+        offset_bytes=offset_bytes,
     )
 
 
@@ -267,6 +279,9 @@ def _arguments(problem: Problem, schedule: Schedule, pitches: Pitches) -> Iterat
         yield from _matrix(problem, "c", pitches.c)
     if schedule.store == "direct":
         yield from _matrix(problem, "d", pitches.d)
+    for number in ("alpha", "beta"):
+        if getattr(problem.fused, number):
+            yield Argument("float", number)
 
 
 def _matrix(problem: Problem, name: str, pitch: Pitch) -> Iterator[Argument]:
@@ -310,9 +325,25 @@ def _workspace(schedule: Schedule, grid: TileGrid) -> WorkspaceSpec:
     )
 
 
-def store_widths(schedule: Schedule) -> tuple[int, ...]:
+UP = "_up"
+
+
+def staged_matrices(problem: Problem, schedule: Schedule) -> list[str]:
+    """The matrices of D's shape that go through chunks of shared memory: each has tensor maps. The auxiliary output
+    of a gated epilogue is two of them, its left half `aux` and its right half `aux_up`."""
+    fused = problem.fused
+    names = {
+        "d": schedule.store == "tma",
+        "c": schedule.residual_buffers > 0,
+        "aux": fused.aux,
+        "aux" + UP: fused.aux and fused.gated,
+    }
+    return [name for name, staged in names.items() if staged]
+
+
+def store_widths(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
     """The distinct widths of the epilogue's pieces, widest first: one tensor map for each."""
-    widths = {width for _, width in store_pieces(schedule.tile_n, schedule.epilogue_n)}
+    widths = {width for _, width in store_pieces(tile_columns(problem, schedule), schedule.epilogue_n)}
     return tuple(sorted(widths, reverse=True))
 
 

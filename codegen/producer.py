@@ -6,7 +6,7 @@ from ..space import DTYPE_BYTES, Problem, Schedule
 from ..space.resources import SWIZZLE_BYTES, OperandTile, operand_tiles
 from . import fusion
 from .ptx import load_name
-from .walk import FIRST_COLUMN, FIRST_ROW, loop
+from .walk import FIRST_ROW, first_column, loop
 
 
 def ready_barrier(s: Schedule) -> str:
@@ -124,7 +124,7 @@ _DRAIN = [
 def _corner(problem: Problem, name: str) -> str:
     """Where the CTA's tile begins in an operand of the kernel: its first row, and which product of a batch; operands
     that all products share have a step of 0."""
-    row = {"a": FIRST_ROW, "b": FIRST_COLUMN}[name]
+    row = {"a": FIRST_ROW, "b": first_column(problem)}[name]
     return f"{row}, at.batch * {name}_step" if problem.batched else row
 
 
@@ -139,12 +139,19 @@ def _load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) -
     target = f"smem + SMEM_{upper} + stage * {upper}_STAGE + slab * {upper}_SLAB"
     # The coordinates across and along a slab.
     across, along = ("column", "row") if tile.k_major else ("row", "column")
-    across += f" + slab * {SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype]}"
+    if tile.halves > tile.slab_boxes:
+        across += f" + slab % ({upper}_SLABS / 2) * 64 + slab / ({upper}_SLABS / 2) * (n / 2)"
+    else:
+        across += f" + slab * {SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype]}"
+    halves: list[str] = []
+    if tile.slab_boxes > 1:
+        halves = ["          #pragma unroll", "          for (int half = 0; half < 2; ++half)  // gate and up"]
+        target += f"\n                + half * ({upper}_ROWS / 2) * 128"
+        along += " + half * (n / 2)"
     first: list[str] = []
     if tile.slices > 1:
-        lines.append(
-            f"      constexpr int {upper}_SLICE = {upper}_ROWS / {tile.slices};  // each peer loads one for all"
-        )
+        parts = tile.slices * tile.slab_boxes
+        lines.append(f"      constexpr int {upper}_SLICE = {upper}_ROWS / {parts};  // each peer loads one for all")
         target += f" + {number} * {upper}_SLICE * 128"
         along += f" + {number} * {upper}_SLICE"
     elif tile.sharers > 1:
@@ -156,14 +163,19 @@ def _load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) -
         arguments.append(f"{name}_peers")
     if hinted(s, tile):
         arguments.append("once")
+    load = [
+        f"          {load_name(tile.sharers > 1, hinted(s, tile))}({target},",
+        f"              {', '.join(arguments)});",
+    ]
     return [
         *lines,
         f"      auto load_{name} = [&](u32 stage, int column, int row{', int product' * problem.batched}) {{",
         *first,
         "        #pragma unroll",
-        f"        for (int slab = 0; slab < {upper}_SLABS; ++slab)",
-        f"          {load_name(tile.sharers > 1, hinted(s, tile))}({target},",
-        f"              {', '.join(arguments)});",
+        f"        for (int slab = 0; slab < {upper}_SLABS; ++slab)" + " {" * bool(halves),
+        *halves,
+        *("  " * bool(halves) + line for line in load),
+        *(["        }"] if halves else []),
         "      };",
     ]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..space import Problem, Schedule
 from .pieces import Piece
+from .walk import d_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,12 @@ class Vector:
     length: str
     """How many a warpgroup needs, as a CUDA expression."""
     extent: str
-    """How many there are: `m` or `n` of what the kernel computes."""
+    """How many there are: `m` or `n` of what the kernel computes, of the columns of a gate half."""
+
+    @property
+    def load(self) -> str:
+        """The function that loads them."""
+        return "load_scales" if self.extent in "mn" else "load_scales_of_halves"
 
     @property
     def kept(self) -> str:
@@ -36,7 +42,8 @@ def vectors(problem: Problem, s: Schedule) -> Iterator[Vector]:
     for word in problem.fused.scales:
         if word != "scale":
             along_rows = (word == "scale_m") != s.swap_ab
-            yield Vector(word, "row", "64 * M64", "m") if along_rows else Vector(word, "column", "TILE_N", "n")
+            columns = d_columns(problem)
+            yield Vector(word, "row", "64 * M64", "m") if along_rows else Vector(word, "column", "TILE_N", columns)
 
 
 def constants(problem: Problem, s: Schedule, offset: int) -> list[str]:
@@ -50,9 +57,10 @@ def constants(problem: Problem, s: Schedule, offset: int) -> list[str]:
 
 def functions(problem: Problem, s: Schedule) -> list[str]:
     """Device functions of scales."""
-    found = [_VECTOR] if any(vectors(problem, s)) else []
+    loads = {v.load for v in vectors(problem, s)}
+    found = [text for name, text in _LOADS.items() if name in loads] + [_KEEP] * bool(loads)
     found += [_SCALE_ROWS if vector.axis == "row" else _SCALE_COLUMNS for vector in vectors(problem, s)]
-    return [*found, _SCALE_ALL] if "scale" in problem.fused.scales else found
+    return [*found, _SCALE_ALL] if "scale" in problem.fused.scales or problem.fused.alpha else found
 
 
 def places(problem: Problem, s: Schedule) -> list[str]:
@@ -69,7 +77,7 @@ def before_main_loop(problem: Problem, s: Schedule) -> list[str]:
     for v in vectors(problem, s):
         lines += [
             f"float {v.word}_values[({v.length} + 127) / 128];",
-            f"load_scales<{v.length}>({v.word}_values, {v.word}, {v.axis}, {v.extent}, thread);",
+            f"{v.load}<{v.length}>({v.word}_values, {v.word}, {v.axis}, {v.extent}, thread);",
         ]
     return lines
 
@@ -79,17 +87,19 @@ def after_main_loop(problem: Problem, s: Schedule) -> list[str]:
     return [f"keep_scales<{v.length}>({v.word}_values, {v.kept}, thread);" for v in vectors(problem, s)]
 
 
-def finish(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
-    """Lines that scale the sums of one piece."""
-    where = f"<{piece.column}, {piece.width}>(accumulators[{piece.block}]"
+def finish(problem: Problem, s: Schedule, piece: Piece, where: str) -> list[str]:
+    """Lines that scale the sums of one piece, or of a half of it: those that `where` says."""
     lines = [f"scale_all{where}, tensor_scale);"] if "scale" in problem.fused.scales else []
+    if problem.fused.alpha:
+        lines.append(f"scale_all{where}, alpha);")
     for v in vectors(problem, s):
         first = f"{v.kept} + {64 * piece.block}" if v.axis == "row" and piece.block else v.kept
         lines.append(f"scale_{v.axis}s{where}, {first}, thread);")
     return lines
 
 
-_VECTOR = """\
+_LOADS = {
+    "load_scales": """\
 // A vector of scales: each thread loads one or two values, and the whole warpgroup finds them in shared memory.
 template <int LENGTH, int COUNT>
 __device__ __forceinline__ void load_scales(float (&values)[COUNT], const float* scales, int first, int extent,
@@ -99,7 +109,22 @@ __device__ __forceinline__ void load_scales(float (&values)[COUNT], const float*
     const int at = thread + 128 * i;
     values[i] = at < LENGTH && first + at < extent ? scales[first + at] : 0;
   }
+}""",
+    "load_scales_of_halves": """\
+// Likewise those of the columns of a gate, then of its up, `extent` apart.
+template <int LENGTH, int COUNT>
+__device__ __forceinline__ void load_scales_of_halves(float (&values)[COUNT], const float* scales, int first,
+                                                      int extent, int thread) {
+  #pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int at = thread + 128 * i, half = at / (LENGTH / 2);
+    const int place = first + at % (LENGTH / 2);
+    values[i] = at < LENGTH && place < extent ? scales[place + half * extent] : 0;
+  }
+}""",
 }
+
+_KEEP = """\
 template <int LENGTH, int COUNT>
 __device__ __forceinline__ void keep_scales(const float (&values)[COUNT], float* kept, int thread) {
   #pragma unroll

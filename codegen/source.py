@@ -21,7 +21,7 @@ from ..space.resources import (
 )
 from . import epilogue, fusion, gemv, ptx, scales, walk
 from .consumer import consumer
-from .plan import map_rank, store_widths
+from .plan import map_rank, staged_matrices, store_widths
 from .producer import load_flags, producer
 
 GENERATOR_VERSION = "3"
@@ -62,7 +62,7 @@ def generate(problem: Problem, schedule: Schedule) -> KernelSource:
 def _title(problem: Problem, s: Schedule) -> str:
     a = "A[m, k]" if problem.a_major == "k" else "A[k, m]^T"
     b = "B[n, k]^T" if problem.b_major == "k" else "B[k, n]"
-    product = f"D[m, n] = {_formula(problem, f'{a} x {b}')}"
+    product = _formula(problem, f"{a} x {b}")
     if problem.batched:
         product += ", for each of a batch"
     if s.swap_ab:
@@ -103,14 +103,26 @@ _SCALES = {"scale": "scale", "scale_m": "scale_m[m]", "scale_n": "scale_n[n]"}
 
 
 def _formula(problem: Problem, product: str) -> str:
-    """The epilogue written around a product."""
+    """The epilogue written around a product, what it gives by a name in several steps."""
     fused = problem.fused
     product = "".join(f"{_SCALES[word]} * " for word in fused.scales) + product
+    steps = []
+    if fused.alpha:
+        product = f"alpha * {product}"
     if fused.bias:
         product += f" + bias[{fused.bias}]"
+    if fused.aux or fused.gated:
+        name = "AUX" if fused.aux else "P"
+        steps.append(f"{name}[m, n] = {product}")
+        product = f"{name}[m, n]" if not fused.gated else f"{name}[m, j]"
     if fused.activation:
         product = f"{fused.activation}({product})"
-    return product + " + C[m, n]" * fused.residual
+    if fused.gated:
+        product += f" * {'AUX' if fused.aux else 'P'}[m, n / 2 + j]"
+    column = "j" if fused.gated else "n"
+    if fused.residual:
+        product += f" + {'beta * ' * fused.beta}C[m, {column}]"
+    return ";\n// ".join([*steps, f"D[m, {column}] = {product}"])
 
 
 def _constants(problem: Problem, s: Schedule) -> str:
@@ -135,7 +147,7 @@ def _constants(problem: Problem, s: Schedule) -> str:
         lines.append(f"constexpr u32 SMEM_EPILOGUE = {smem.epilogue};")
     if s.residual_buffers:
         lines.append(f"constexpr u32 SMEM_RESIDUAL = {smem.residual};")
-    if fusion.bias_axis(problem, s) == "column":
+    if problem.fused.bias:
         lines.append(f"constexpr u32 SMEM_BIAS = {smem.bias};")
     lines += scales.constants(problem, s, smem.scales)
     if s.split_cluster:
@@ -156,18 +168,18 @@ def _constants(problem: Problem, s: Schedule) -> str:
             f"constexpr int BUFFERS = {s.epilogue_buffers};  // epilogue chunks of a warpgroup",
             f"constexpr u32 CHUNK = 64 * {s.epilogue_n} * {OUT_DTYPE_BYTES[problem.out_dtype]};  // bytes of one",
         ]
-    lines += fusion.constants(s)
+    lines += fusion.constants(problem, s)
     if s.split_k > 1:
         lines += ["", f"constexpr int SPLIT_K = {s.split_k};  // CTAs that share the K of a tile"]
     if s.workspace and s.dealt:
-        pieces = piece_count(s)
+        pieces = piece_count(problem, s)
         lines += [
             f"constexpr int PIECES = {pieces}, OWNERS = {min(pieces, s.split_k)};"
             "  // of a warpgroup's tile; CTAs they are dealt to",
         ]
     if s.split_cluster:
         lines += [
-            f"constexpr int EXCHANGE_SLOTS = {exchange_slots(s)};  // pieces a warpgroup receives at most",
+            f"constexpr int EXCHANGE_SLOTS = {exchange_slots(problem, s)};  // pieces a warpgroup receives at most",
             f"constexpr u32 SLOT = 64 * {s.epilogue_n} * 4;  // bytes of one",
         ]
     return "\n".join(lines)
@@ -262,13 +274,13 @@ def _empty_arrivals(s: Schedule) -> str:
     return "\n" + 20 * " " + (count if readers == 1 else f"{readers} * ({count})")
 
 
-def _barriers(s: Schedule) -> list[str]:
+def _barriers(problem: Problem, s: Schedule) -> list[str]:
     """Lines of warp 0 that initialise all mbarriers."""
     exchange = []
     if s.split_cluster:
         exchange = [
             "mbarrier_init(smem + SMEM_EXCHANGED, 1);",
-            f"mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(s)});",
+            f"mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(problem, s)});",
         ]
     rings = [("STAGES", ("full", " 1"), ("empty", _empty_arrivals(s)))]
     if s.residual_buffers:
@@ -301,10 +313,8 @@ def _barriers(s: Schedule) -> list[str]:
 
 def _kernel(problem: Problem, s: Schedule) -> str:
     maps = ["map_a", "map_b"]
-    if s.store == "tma":
-        maps += [f"map_d{width}" for width in store_widths(s)]
-    if s.residual_buffers:
-        maps += [f"map_c{width}" for width in store_widths(s)]
+    for matrix in staged_matrices(problem, s):
+        maps += [f"map_{matrix}{width}" for width in store_widths(problem, s)]
     arguments = [f"const __grid_constant__ TensorMap {name}" for name in maps]
     arguments += ["int m, int n, int k, int k_zigzag", *walk.parameters(problem)]
     if problem.batched:
@@ -350,6 +360,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         arguments.append(f"const {element}* __restrict__ c, " + _pitches(problem, "c"))
     if s.store == "direct":
         arguments.append(f"{element}* __restrict__ d, " + _pitches(problem, "d"))
+    arguments += [f"float {name}" for name in ("alpha", "beta") if getattr(problem.fused, name)]
     lines = "\n".join
     return f"""\
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -369,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {lines(f"    tensor_map_prefetch({name});" for name in maps)}
   }}
   if (warp == 0) {{
-{lines(_barriers(s))}
+{lines(_barriers(problem, s))}
     mbarrier_init_fence();
     __syncwarp();
   }}

@@ -18,21 +18,24 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
         return [_store_direct(problem.out_dtype)]
     match OUT_DTYPE_BYTES[problem.out_dtype]:
         case 2:
-            return [_PIECE_ADDRESS_TRANSPOSED if s.swap_ab else _PIECE_ADDRESS, _STAGE_PIECE]
+            return [
+                _PIECE_ADDRESS_TRANSPOSED if s.swap_ab else _PIECE_ADDRESS,
+                _stage_piece(problem.fused.activation != ""),
+            ]
         case 4:
             return [_STAGE_FP32_TRANSPOSED if s.swap_ab else _STAGE_FP32]
         case _:
             return [_STAGE_FP8_TRANSPOSED if s.swap_ab else _STAGE_FP8]
 
 
-def store_piece(problem: Problem, s: Schedule, piece: Piece, chunk: str) -> list[str]:
-    """Lines that store a chunk: one box, or as many as a transposed piece takes."""
+def store_piece(problem: Problem, s: Schedule, piece: Piece, matrix: str, chunk: str) -> list[str]:
+    """Lines that store a chunk to a matrix (`d`, `aux`): one box, or as many as a transposed piece takes."""
     boxes = boxes_of_a_piece(problem, s)
     lines = []
     for box in range(boxes):
         source = f"{chunk} + {box * piece.width * SWIZZLE_BYTES}" if box else chunk
         place = piece.place(problem, s, 64 // boxes * box)
-        lines.append(f"if (thread == 0) tma_store(map_d{piece.width}, {place}, {source});")
+        lines.append(f"if (thread == 0) tma_store(map_{matrix}{piece.width}, {place}, {source});")
     return lines
 
 
@@ -58,23 +61,32 @@ __device__ __forceinline__ u32 piece_address(u32 chunk, int unit, int thread) {
   return chunk + ((unit + second) * 8 + lane % 8) * 128 + (place ^ lane % 8) * 16;
 }"""
 
-_STAGE_PIECE = """\
+
+def _stage_piece(activated: bool) -> str:
+    """`stage_piece`: registers to a chunk. Between activations it separates what the compiler would do all at once."""
+    barrier = (
+        """
+      __syncwarp();  // ends a basic block: activations of the whole piece at once would not find registers"""
+        if activated
+        else ""
+    )
+    return f"""\
 // Writes columns COLUMN .. COLUMN + WIDTH of a 64-row block to shared memory, for a TMA store to read.
 template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, int thread) {
-  if constexpr (WIDTH == 8) {
+__device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, int thread) {{
+  if constexpr (WIDTH == 8) {{
     constexpr int j = COLUMN / 2;
     stmatrix_x2(piece_address<8>(chunk, 0, thread), pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]));
-  } else {
+  }} else {{
     #pragma unroll
-    for (int unit = 0; unit < WIDTH / 8; unit += 2) {
+    for (int unit = 0; unit < WIDTH / 8; unit += 2) {{
       const int j = (COLUMN / 8 + unit) * 4;
       stmatrix_x4(piece_address<WIDTH>(chunk, unit, thread), pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]),
-                  pack(d[j + 4], d[j + 5]), pack(d[j + 6], d[j + 7]));
-    }
-  }
+                  pack(d[j + 4], d[j + 5]), pack(d[j + 6], d[j + 7]));{barrier}
+    }}
+  }}
   proxy_fence();
-}"""
+}}"""
 
 
 _STAGE_FP32 = """\

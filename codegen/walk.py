@@ -143,8 +143,17 @@ __device__ __forceinline__ Work work(int unit, int worker, int workers, int tile
 
 
 FIRST_ROW = "(at.m * CLUSTER_M + cluster_row) * TILE_M"
-FIRST_COLUMN = "(at.n * CLUSTER_N + cluster_column) * TILE_N"
-"""Where the CTA's tile begins in what the kernel computes: CUDA expressions of a `Position` called `at`."""
+"""The first row of the CTA's tile in what the kernel computes: a CUDA expression of a `Position` called `at`."""
+
+
+def d_columns(problem: Problem) -> str:
+    """The columns of D, or of its transpose, as a CUDA expression: those of what the kernel computes, or of a gate."""
+    return "n / 2" if problem.fused.gated else "n"
+
+
+def first_column(problem: Problem) -> str:
+    """The first column of the CTA's tile, likewise: of a gate where there is one, and so of D."""
+    return f"(at.n * CLUSTER_N + cluster_column) * {'(TILE_N / 2)' if problem.fused.gated else 'TILE_N'}"
 
 
 def functions(problem: Problem, s: Schedule) -> list[str]:

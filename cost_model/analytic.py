@@ -205,7 +205,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
     block = _tensor_cycles(s, device, element, c)
     issue = max(_issue_cycles(problem, s, block, c), sharing * block)
-    epilogue = _epilogue_cycles(s, c)
+    epilogue = _epilogue_cycles(problem, s, c)
     outside = _rows_outside(problem, s, rows, columns) * s.tile_k * element / SWIZZLE_BYTES
     outside_ns = sharing * outside * c.outside_ns
     intake_ns = sharing * (a_bytes + b_bytes) / c.intake_bytes_per_ns
@@ -218,7 +218,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     if once := read_once(grid, s):
         dram_ns *= 1 + c.unhinted * (s.evict_first != once)
     fixed_ns = c.launch_ns + c.latency_ns + (c.cluster_launch_ns if s.cluster_size > 1 else 0.0)
-    parts_ns = (1 if s.stream_k else rounds) * _part_ns(s, serial_units, c)
+    parts_ns = (1 if s.stream_k else rounds) * _part_ns(problem, s, serial_units, c)
     if s.straight_start:
         fixed_ns -= 2 * s.stages * c.barrier_ns
     if s.dependent_launch:
@@ -325,7 +325,7 @@ def _rows_outside(problem: Problem, s: Schedule, rows: int, columns: int) -> int
     )
 
 
-def _part_ns(s: Schedule, serial_units: float, c: Constants) -> float:
+def _part_ns(problem: Problem, s: Schedule, serial_units: float, c: Constants) -> float:
     """What a CTA spends to add up the parts of a tile: for each of its tiles, or once in a stream-K kernel."""
     tile_bytes = s.tile_m * s.tile_n * 4
     if s.split_cluster:
@@ -334,7 +334,7 @@ def _part_ns(s: Schedule, serial_units: float, c: Constants) -> float:
         return c.workspace_ns + 2 * tile_bytes / c.atomic_bytes_per_ns
     if s.workspace and s.dealt:
         # Batches of sixteen loads of a thread, one round trip after the other.
-        batches = ceil_div(piece_count(s), s.split_k) * ceil_div(s.split_k * s.epilogue_n // 8, 16)
+        batches = ceil_div(piece_count(problem, s), s.split_k) * ceil_div(s.split_k * s.epilogue_n // 8, 16)
         return c.workspace_ns + (1 + batches) * (c.part_ns + 16 * 16 * 128 * s.consumers / c.part_bytes_per_ns)
     if s.workspace:
         # Stream-K cuts a tile in two or three, or in as many parts as it gives a tile CTAs.
@@ -399,12 +399,12 @@ def _issue_cycles(problem: Problem, s: Schedule, block: float, c: Constants) -> 
     return max(block + c.handover_cycles * (s.consumers - 1), block / s.consumers + drain)
 
 
-def _epilogue_cycles(s: Schedule, c: Constants) -> float:
+def _epilogue_cycles(problem: Problem, s: Schedule, c: Constants) -> float:
     elements = s.tile_m * s.tile_n / (128 * s.warpgroups_per_tile)
     if s.store == "direct":
         return c.epilogue_cycles + c.direct_element_cycles * elements
     waits = 4 if s.epilogue_buffers == 1 else 1
-    return c.epilogue_cycles + c.element_cycles * elements + c.piece_cycles * waits * piece_count(s)
+    return c.epilogue_cycles + c.element_cycles * elements + c.piece_cycles * waits * piece_count(problem, s)
 
 
 def dram_traffic(

@@ -58,12 +58,33 @@ def document(measurer: Measurer, policy: Policy, command: str, rows: Sequence[di
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "rows": list(rows),
         "geomean": geomeans(rows),
+        "fused_over_plain": fused_over_plain(rows),
     }
 
 
 def geomeans(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """The `geomean` object of a bench file, over the rows that are correct; null without any."""
     return {name: geomean([row[name] for row in rows if row["correct"]]) or None for name in RATIOS}
+
+
+def fused_over_plain(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What an epilogue costs: for each row that has one, by its name, the row of the same product without it, and the
+    `time` and `cycles` of the first over those of the second. Times of separate rows see different clocks where the GPU
+    is limited by power; cycles do not."""
+    right = [row for row in rows if row["correct"]]
+    plain = {_without_epilogue(row): row for row in right if row["problem"]["epilogue"] == "none"}
+    costs = {}
+    for row in right:
+        base = plain.get(_without_epilogue(row))
+        if base is not None and base is not row:
+            time = row["ours_us"] / base["ours_us"]
+            cycles = time * row["effective_mhz"] / base["effective_mhz"]
+            costs[row["name"]] = {"plain": base["name"], "time": time, "cycles": cycles}
+    return costs
+
+
+def _without_epilogue(row: dict[str, Any]) -> str:
+    return str({name: value for name, value in row["problem"].items() if name != "epilogue"})
 
 
 def _row(measurer: Measurer, named: NamedProblem, result: Result) -> dict[str, Any]:

@@ -22,6 +22,9 @@ _SMALLEST_ROUNDOFF = {"fp8": 2.0**-10}
 _RMS_OF_ROUNDOFF = 0.43
 """Relative error of a whole rounded output, as a share of the unit roundoff: 1.66e-3 for N(0, 1) sums in bf16."""
 
+_LARGEST_SUM = 6.0
+"""No more is expected of millions of sums that are N(0, 1)."""
+
 SLICE_ELEMENTS = 32 * 2**20
 """Outputs are compared in slices of rows of about this many elements, to bound temporaries."""
 
@@ -55,15 +58,18 @@ def tolerance(problem: Problem, slack: float = 1.0) -> Tolerance:
     which truncates: a bias of up to 2^-24 for each of k / 16 additions. bf16 accumulation is beyond it by a factor of
     ten and more, and even one additional rounding to the output dtype is beyond `norm`. Sums of 8-bit products get
     `short_sums` beside. `slack` multiplies all: libraries that round partial sums to the output dtype need 8.
+
+    A gate and its up are N(0, 1), and each brings its error into their product, times the other.
     """
     k, unit, eight = problem.k, _UNIT_ROUNDOFF[problem.out_dtype], DTYPE_BYTES[problem.dtype] == 1
     share = 2.0**-12 + k * 2.0**-27
     short = short_sums(k if problem.accumulate == FAST else min(k, PROMOTED_K)) if eight else 0.0
-    absolute = (share + _WORST_SHORT_SUM * short) * math.sqrt(k) + _SMALLEST_ROUNDOFF.get(problem.out_dtype, 0.0)
+    size, factors = (2 * _LARGEST_SUM, 2) if problem.fused.gated else (math.sqrt(k), 1)
+    absolute = (share + _WORST_SHORT_SUM * short) * size + _SMALLEST_ROUNDOFF.get(problem.out_dtype, 0.0)
     return Tolerance(
         relative=slack * 1.01 * unit,
         absolute=slack * absolute,
-        norm=slack * (1.15 * _RMS_OF_ROUNDOFF * unit + share + short),
+        norm=slack * (1.15 * _RMS_OF_ROUNDOFF * unit + factors * (share + short)),
     )
 
 
@@ -133,11 +139,12 @@ def companions(problem: Problem, schedule: Schedule, device: Device) -> list[Pro
     three products."""
     batch = min(problem.batch, 3)
     element, out = DTYPE_BYTES[problem.dtype], OUT_DTYPE_BYTES[problem.out_dtype]
-    across = min(element, out) if problem.b_major == "n" else out
+    halves = 2 if problem.fused.gated else 1
+    along_n = max(halves * TMA_ALIGNMENT // out, TMA_ALIGNMENT // element if problem.b_major == "n" else 1)
     sizes = [
         (
             m if problem.a_major == "k" else ALIGNED_M[m],
-            _odd_multiple(n, TMA_ALIGNMENT // across),
+            _odd_multiple(n, along_n),
             _odd_multiple(k, TMA_ALIGNMENT // element),
         )
         for m, n, k in COMPANION_SIZES

@@ -14,7 +14,7 @@ from ..space import FAST, Pitch, Pitches, Problem
 from .fused import finish_apart
 from .lazy import torch
 from .library import LibraryCall, cublaslt_call, torch_call
-from .operands import DEVICE, OperandSet, torch_dtype
+from .operands import ALPHA, DEVICE, OperandSet, torch_dtype
 
 WORKSPACE_BYTES = 64 * 2**20
 REQUESTED_ALGORITHMS = 64
@@ -75,11 +75,14 @@ def cublas_default(problem: Problem) -> Reference:
     """
     call = torch_call(problem)
     one_type = call.operands == call.result == problem.out_dtype
-    biased = problem.fused.bias == "n" and one_type and not problem.batched and not problem.fused.scales
-    multiply = torch().bmm if problem.batched else torch().mm
+    fused = problem.fused
+    biased = fused.bias == "n" and one_type and not problem.batched and not fused.scales
+    scaled = fused.alpha and one_type
+    multiply, multiply_scaled = (torch().bmm, torch().baddbmm) if problem.batched else (torch().mm, torch().addmm)
+    alpha = ALPHA if fused.alpha else 1
     ones = _ones(problem, call)
     dtype = torch_dtype(call.result)
-    done = ["bias"] if biased else call.scales
+    done = [*(["bias"] if biased else call.scales), *(["alpha"] if scaled else [])]
 
     def enqueue(operands: OperandSet) -> None:
         a, b, product = _matrices(operands, call)
@@ -90,9 +93,11 @@ def cublas_default(problem: Problem) -> Reference:
             fast = problem.accumulate == FAST
             torch()._scaled_mm(a, b, scale_a=rows, scale_b=columns, out_dtype=dtype, use_fast_accum=fast, out=product)
         elif biased:
-            torch().addmm(operands.bias, a, b, out=product)
+            torch().addmm(operands.bias, a, b, alpha=alpha, out=product)
+        elif scaled:
+            multiply_scaled(product, a, b, beta=0, alpha=alpha, out=product)
         elif call.operands == call.result:
-            torch().mm(a, b, out=product)
+            multiply(a, b, out=product)
         else:
             multiply(a, b, out_dtype=dtype, out=product)
         finish_apart(problem, operands, product, done)
@@ -105,7 +110,9 @@ def _matrices(operands: OperandSet, call: LibraryCall) -> tuple[Any, Any, Any]:
     a, b = operands.a, operands.b
     if operands.wide is not None and call.operands != "fp8":
         a, b = operands.wide
-    return a, b, operands.d if operands.d.dtype == torch_dtype(call.result) else operands.product
+    whole = operands.outputs.get("aux", operands.outputs["d"]).matrix
+    fits = (whole.dtype, whole.shape) == (torch_dtype(call.result), operands.product.shape)
+    return a, b, whole if fits else operands.product
 
 
 def _ones(problem: Problem, call: LibraryCall) -> tuple[Any, Any]:
@@ -138,8 +145,9 @@ class CublasLt:
             BadInput: cuBLASLt computes nothing like it.
         """
         call = cublaslt_call(problem)
-        if call.result not in (problem.out_dtype, torch_call(problem).result):
-            return []  # operand sets have room for one other result beside D
+        narrow = problem.fused.gated and not problem.fused.aux
+        if call.result not in (torch_call(problem).result, *([] if narrow else [problem.out_dtype])):
+            return []  # operand sets have room for one other result beside the outputs
         operand, out = _TYPES[call.operands], _TYPES[call.result]
         description = ctypes.c_void_p()
         self._call("cublasLtMatmulDescCreate", ctypes.byref(description), _COMPUTE_32F, _CUDA_R_32F)
@@ -158,9 +166,10 @@ class CublasLt:
         pitches = Pitches.of(problem)
         first = self._layout(operand, problem, "b", pitches.b)
         second = self._layout(operand, problem, "a", pitches.a)
-        output = self._layout(out, problem, "d", pitches.d)
+        product, pitch = ("aux", pitches.aux) if problem.fused.product_apart else ("d", pitches.d)
+        output = self._layout(out, problem, product, pitch)
         # What would be added to the product (nothing is) has no 8-bit types.
-        added = self._layout(_TYPES["bf16"], problem, "d", pitches.d) if call.result == "fp8" else output
+        added = self._layout(_TYPES["bf16"], problem, product, pitch) if call.result == "fp8" else output
         preference = ctypes.c_void_p()
         self._call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
         limit = ctypes.c_uint64(WORKSPACE_BYTES)
@@ -211,7 +220,7 @@ class CublasLt:
         *descriptors: ctypes.c_void_p,
     ) -> Reference:
         description, first, second, added, output = descriptors
-        one, zero = ctypes.c_float(1), ctypes.c_float(0)
+        alpha, zero = ctypes.c_float(ALPHA if problem.fused.alpha else 1), ctypes.c_float(0)
         matmul = self._library.cublasLtMatmul
 
         def enqueue(operands: OperandSet) -> None:
@@ -222,7 +231,7 @@ class CublasLt:
             status = matmul(
                 self._handle,
                 description,
-                ctypes.byref(one),
+                ctypes.byref(alpha),
                 ctypes.c_void_p(b.data_ptr()),
                 first,
                 ctypes.c_void_p(a.data_ptr()),
@@ -239,7 +248,7 @@ class CublasLt:
             )
             if status:
                 raise LibraryError(f"cublasLtMatmul: status {status}")
-            finish_apart(problem, operands, product, call.scales)
+            finish_apart(problem, operands, product, [*call.scales, "alpha"])
 
         return Reference(f"cublaslt{rank}_{self._name(algorithm)}", enqueue)
 

@@ -211,7 +211,7 @@ class BoundLaunch:
         self._config = launch_config(plan, plan.grid(kernel.resident_clusters))
         self._stream = 0
         # Kept alive here: the parameters are addresses of these objects, which the driver copies at every launch.
-        self._maps = [TensorMap(spec, int(values[spec.operand])) for spec in plan.tensor_maps]
+        self._maps = [TensorMap(spec, int(values[spec.operand]) + spec.offset_bytes) for spec in plan.tensor_maps]
         self._scalars: list[Any] = [ctypes.c_int32(value) for value in plan.ints]
         for each in plan.arguments:
             self._scalars.append(_ARGUMENTS[each.type](values[each.name] if each.value is None else each.value))

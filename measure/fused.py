@@ -7,7 +7,7 @@ from typing import Any
 
 from ..space import Problem
 from .lazy import torch
-from .operands import OperandSet
+from .operands import ALPHA, BETA, OperandSet
 
 FP8_LARGEST = 448.0
 """The largest number of e4m3 (PTX ISA, alternate floating-point formats)."""
@@ -16,45 +16,70 @@ EXACT_ACTIVATIONS = ("", "relu")
 """Those that keep integers integers, so that results can be right to the bit."""
 
 
-def finish_exact(problem: Problem, product: Any, operands: OperandSet) -> Any:
-    """`product` in float32, [m, n] or with a batch [batch, m, n], with the epilogue applied in place, and what D cannot
-    hold at the end of its range, where conversions to 8 bits saturate."""
-    return _saturate(problem, _finish(problem, product, operands))
+def finish_exact(problem: Problem, product: Any, operands: OperandSet) -> dict[str, Any]:
+    """The outputs by name, from `product` in float32, [m, n] or with a batch [batch, m, n], which is overwritten. What
+    an output cannot hold is at the end of its range, where conversions to 8 bits saturate."""
+    d = product.new_empty(operands.d.shape) if problem.fused.product_apart else product
+    _before_activation(problem, product, operands)
+    _finish(problem, product, d, operands)
+    outputs = {"d": d, "aux": product} if problem.fused.aux else {"d": d}
+    return {name: _saturate(problem, output) for name, output in outputs.items()}
 
 
 def finish_apart(problem: Problem, operands: OperandSet, product: Any, done: Collection[str] = ()) -> None:
-    """Apply the epilogue to `product` by elementwise kernels, in place, and round it to D where it is not D itself.
+    """The outputs from the product where a library has put it, by elementwise kernels. A product of another dtype than
+    D is finished in its own and then rounded.
 
-    What is in `done`, of `bias` and the words of scales, is already there.
+    What is in `done`, of `alpha`, `bias` and the words of scales, is already there.
     """
-    if problem.epilogue != "none":
-        _finish(problem, product, operands, done)
-    if product is not operands.d:
-        operands.d.copy_(_saturate(problem, product))
+    _before_activation(problem, product, operands, done)
+    if problem.fused.aux and operands.outputs["aux"].matrix is not product:
+        operands.outputs["aux"].matrix.copy_(_saturate(problem, product))
+    d = operands.d if product.dtype == operands.d.dtype else product[..., : operands.d.shape[-1]]
+    _finish(problem, product, d, operands)
+    if d is not operands.d:
+        operands.d.copy_(_saturate(problem, d))
 
 
 def _saturate(problem: Problem, d: Any) -> Any:
     return d.clamp_(-FP8_LARGEST, FP8_LARGEST) if problem.out_dtype == "fp8" else d
 
 
-def _finish(problem: Problem, d: Any, operands: OperandSet, done: Collection[str] = ()) -> Any:
+def _before_activation(problem: Problem, product: Any, operands: OperandSet, done: Collection[str] = ()) -> None:
     fused = problem.fused
-    functional = torch().nn.functional
     for word in fused.scales:
         if word not in done:
             scale = operands.scales[word]
-            d.mul_(scale[:, None] if word == "scale_m" else scale)
+            product.mul_(scale[:, None] if word == "scale_m" else scale)
+    if fused.alpha and "alpha" not in done:
+        product.mul_(ALPHA)
     if fused.bias and "bias" not in done:
-        d.add_(operands.bias if fused.bias == "n" else operands.bias[:, None])
-    match fused.activation:
-        case "relu":
-            d.relu_()
-        case "silu":
-            functional.silu(d, inplace=True)
-        case "gelu":
-            torch().ops.aten.gelu_(d)
-        case "gelu_tanh":
-            torch().ops.aten.gelu_(d, approximate="tanh")
+        product.add_(operands.bias if fused.bias == "n" else operands.bias[:, None])
+
+
+def _finish(problem: Problem, product: Any, d: Any, operands: OperandSet) -> None:
+    """What comes after, from `product` to `d`, which may be the same memory or its left half."""
+    fused = problem.fused
+    gate, up = product.chunk(2, -1) if fused.gated else (product, None)
+    if fused.activation:
+        _activate(fused.activation, gate, d)
+        gate = d
+    if up is not None:
+        torch().mul(gate, up, out=d)
+    elif gate.data_ptr() != d.data_ptr():
+        d.copy_(gate)
     if fused.residual:
-        d.add_(operands.c)
-    return d
+        d.add_(operands.c, alpha=BETA if fused.beta else 1.0)
+
+
+def _activate(name: str, x: Any, out: Any) -> None:
+    aten = torch().ops.aten
+    match name:
+        case "relu":
+            torch().clamp_min(x, 0, out=out)
+        case "silu":
+            aten.silu.out(x, out=out)
+        case "gelu":
+            aten.gelu.out(x, out=out)
+        case "gelu_tanh":
+            aten.gelu.out(x, approximate="tanh", out=out)

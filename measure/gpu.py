@@ -24,7 +24,7 @@ from .fused import EXACT_ACTIVATIONS, finish_exact
 from .gpus import hopper
 from .lazy import torch
 from .nvml import Nvml, NvmlError
-from .operands import DEVICE, OperandSet, integer_set, needed_bytes, normal_set, set_count
+from .operands import DEVICE, OperandSet, Output, integer_set, needed_bytes, normal_set, set_count
 from .policy import BURST, Policy
 from .protocol import Contestant, ContextLost, NoMemory, Rejected
 from .results import Candidate
@@ -136,12 +136,12 @@ class GpuBackend:
         while len(self._kernels) > _KEPT_KERNELS:
             self._kernels.popitem(last=False)[1].unload()
 
-    def companion(self, problem: Problem) -> tuple[OperandSet, Any]:
-        """Integer operands of a small problem and its output, right to the bit."""
+    def companion(self, problem: Problem) -> tuple[OperandSet, dict[str, Any]]:
+        """Integer operands of a small problem and its outputs by name, right to the bit."""
         if problem not in self._companions:
             operands = integer_set(problem, seed=0)
             exact = finish_exact(problem, _product(operands), operands)
-            self._companions[problem] = (operands, exact.to(operands.d.dtype))
+            self._companions[problem] = (operands, {name: d.to(operands.d.dtype) for name, d in exact.items()})
         return self._companions[problem]
 
     def forget(self) -> None:
@@ -323,7 +323,7 @@ class GpuSession:
             launch = _bind(kernel, plan, operands, _workspace(kernel, plan))
             for _ in range(2):  # the second shows that the first left its workspace as it has to
                 launch.launch(gpu.handle)
-            counts += [self._wrong_on_integers(problem, operands, exact), operands.guards_touched()]
+            counts += [wrong_on_integers(problem, operands, exact), operands.guards_touched()]
         if not counts:
             return []
         numbers = self._read(torch().stack(counts))
@@ -334,17 +334,9 @@ class GpuSession:
                 raise Rejected("correctness", f"{touched:.0f} bytes outside the output are written for {shape}")
             if wrong:
                 gpu.forget()
-                elements = problem.batch * problem.m * problem.n
+                elements = problem.batch * problem.m * problem.d_columns
                 raise Rejected("correctness", f"{wrong:.0f} of {elements} elements are wrong for {shape}")
         return [check.shape(problem) for problem in problems]
-
-    def _wrong_on_integers(self, problem: Problem, operands: OperandSet, exact: Any) -> Any:
-        """How many elements differ: in any bit, or with an activation that is not exact by more than its tolerance."""
-        if problem.fused.activation in EXACT_ACTIVATIONS:
-            return (operands.d.float() != exact.float()).sum()
-        allowed = check.tolerance(problem)
-        worst = exact.float().abs() * allowed.relative * 2 + allowed.absolute
-        return (~((operands.d.float() - exact.float()).abs() <= worst)).sum()
 
     def _compare(self, enqueue: Callable[[int], None], allowed: check.Tolerance) -> check.Verdict:
         """The worst verdict of one call on each checked operand set.
@@ -371,18 +363,22 @@ class GpuSession:
             return 0
         operands = self._sets[0]
         numerics = candidate.schedule.numerics
-        rows, columns = operands.rows.shape
-        part = next(check.row_slices(rows, columns, _REPEATED_ELEMENTS[numerics]))
-        exact, first = self._exact[0][part], operands.rows[part].view(torch().uint8).clone()
+        compared = []
+        for name, output in operands.outputs.items():
+            rows, columns = output.rows.shape
+            part = next(check.row_slices(rows, columns, _REPEATED_ELEMENTS[numerics]))
+            first = output.rows[part].view(torch().uint8).clone()
+            compared.append((output, part, first, self._exact[0][name][part]))
         differing = []
         for _ in range(repeats):
             operands.poison()
             enqueue(0)
-            output = operands.rows[part]
-            if numerics == "deterministic":
-                differing.append((output.view(torch().uint8) != first).any())
-            else:
-                differing.append(~(check.errors(output.float(), exact, self._allowed)[0] <= 1))
+            for output, part, first, exact in compared:
+                again = output.rows[part]
+                if numerics == "deterministic":
+                    differing.append((again.view(torch().uint8) != first).any())
+                else:
+                    differing.append(~(check.errors(again.float(), exact, self._allowed)[0] <= 1))
         count = sum(self._read(torch().stack(differing)))
         if count:
             self._gpu.forget()
@@ -392,25 +388,31 @@ class GpuSession:
     def _judge(self, indices: range, allowed: check.Tolerance, when: str) -> check.Verdict:
         verdicts = []
         for index in indices:
-            operands, exact = self._sets[index], self._exact[index]
-            d = operands.rows
-            rows = list(check.row_slices(*d.shape))
-            numbers = [torch().stack(check.errors(d[part].float(), exact[part], allowed)).double() for part in rows]
-            flat = self._read(torch().cat([*numbers, operands.guards_touched().double().reshape(1)]))
-            if flat[-1]:
-                self._gpu.forget()
-                raise Rejected("correctness", f"{flat[-1]:.0f} bytes outside the output are written {when}".rstrip())
-            parts = [(flat[3 * i], flat[3 * i + 1], flat[3 * i + 2]) for i in range(len(rows))]
-            verdict = check.verdict(parts, allowed)
-            if not verdict.right:
-                where = self._first_wrong(operands, exact, allowed)
-                self._gpu.forget()
-                raise Rejected("correctness", f"{verdict}{where} {when}".rstrip())
-            verdicts.append(verdict)
+            for name, output in self._sets[index].outputs.items():
+                verdicts.append(self._judge_output(name, output, self._exact[index][name], allowed, when))
         return max(verdicts, key=lambda verdict: verdict.worst)
 
-    def _first_wrong(self, operands: OperandSet, exact: Any, allowed: check.Tolerance) -> str:
-        d = operands.rows
+    def _judge_output(
+        self, name: str, output: Output, exact: Any, allowed: check.Tolerance, when: str
+    ) -> check.Verdict:
+        d = output.rows
+        rows = list(check.row_slices(*d.shape))
+        numbers = [torch().stack(check.errors(d[part].float(), exact[part], allowed)).double() for part in rows]
+        flat = self._read(torch().cat([*numbers, output.guards_touched().double().reshape(1)]))
+        what = "" if name == "d" else f" {name}"
+        if flat[-1]:
+            self._gpu.forget()
+            raise Rejected("correctness", f"{flat[-1]:.0f} bytes outside the output{what} are written {when}".rstrip())
+        parts = [(flat[3 * i], flat[3 * i + 1], flat[3 * i + 2]) for i in range(len(rows))]
+        verdict = check.verdict(parts, allowed)
+        if not verdict.right:
+            where = self._first_wrong(output, exact, allowed)
+            self._gpu.forget()
+            raise Rejected("correctness", f"{verdict}{where}{what} {when}".rstrip())
+        return verdict
+
+    def _first_wrong(self, output: Output, exact: Any, allowed: check.Tolerance) -> str:
+        d = output.rows
         for part in check.row_slices(*d.shape):
             count, row, column = check.wrong_elements(d[part].float(), exact[part], allowed)
             if count:
@@ -494,14 +496,30 @@ def _enqueue_reference(reference: Reference, sets: Sequence[OperandSet], index: 
     reference.enqueue(sets[index])
 
 
-def _float32_result(problem: Problem, operands: OperandSet) -> Any:
-    """D in float32 without tensor cores, as [rows, n] with the rows of all products."""
-    return finish_exact(problem, _product(operands), operands).flatten(0, -2)
+def wrong_on_integers(problem: Problem, operands: OperandSet, exact: Mapping[str, Any]) -> Any:
+    """How many elements of the outputs differ from `exact`: in any bit, or after an inexact activation by more than the
+    tolerance."""
+    allowed = check.tolerance(problem)
+    wrong = []
+    for name, output in operands.outputs.items():
+        got, expected = output.matrix, exact[name]
+        if name == "aux" or problem.fused.activation in EXACT_ACTIVATIONS:
+            wrong.append((got.float() != expected.float()).sum())
+        else:
+            worst = expected.float().abs() * allowed.relative * 2 + allowed.absolute
+            wrong.append((~((got.float() - expected.float()).abs() <= worst)).sum())
+    return sum(wrong)
+
+
+def _float32_result(problem: Problem, operands: OperandSet) -> dict[str, Any]:
+    """The outputs by name in float32 without tensor cores, as [rows, columns] with the rows of all products."""
+    exact = finish_exact(problem, _product(operands), operands)
+    return {name: output.flatten(0, -2) for name, output in exact.items()}
 
 
 def _product(operands: OperandSet) -> Any:
     """A x B in float32, in slices of rows."""
-    product = torch().empty(operands.d.shape, dtype=torch().float32, device=operands.d.device)
+    product = torch().empty(operands.product.shape, dtype=torch().float32, device=operands.d.device)
     whole = operands.a, operands.b, product
     for a, b, d in [whole] if product.ndim == 2 else zip(*whole, strict=True):
         wide = b.float()

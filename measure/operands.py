@@ -19,6 +19,9 @@ GUARD_BYTES = 64 * 1024
 POISON = 0xFF
 """Every byte of an output before a launch: NaN in every dtype."""
 
+ALPHA, BETA = 0.5, -2.0
+"""The numbers of epilogues that take them: powers of two, which keep results exact that are exact without."""
+
 MAX_SETS = 256
 """Bounds the time of setting up tiny problems: 256 sets of 700 KB are three times the L2."""
 
@@ -44,32 +47,54 @@ def set_count(problem: Problem, device: Device, l2_multiple: float) -> int:
 def needed_bytes(problem: Problem, sets: int, references: int) -> int:
     """GPU memory of `sets` operand sets and `references` float32 references with the temporaries to make them."""
     pitches = Pitches.of(problem)
-    call = torch_call(problem)
+    call, fused = torch_call(problem), problem.fused
+    operand, out = DTYPE_BYTES[problem.dtype], OUT_DTYPE_BYTES[problem.out_dtype]
     ab = sum(_elements(problem, name, getattr(pitches, name)) for name in ("a", "b"))
-    d = _elements(problem, "d", pitches.d)
-    stored = ab * DTYPE_BYTES[problem.dtype] + d * OUT_DTYPE_BYTES[problem.out_dtype] * (1 + problem.fused.residual)
+    d, aux = _elements(problem, "d", pitches.d), _elements(problem, "aux", pitches.aux)
+    stored = ab * operand + (d * (1 + fused.residual) + aux * fused.aux) * out + 4 * GUARD_BYTES
     if call.operands != problem.dtype:
         stored += ab * DTYPE_BYTES[call.operands]
-    if call.result != problem.out_dtype:
-        stored += d * OUT_DTYPE_BYTES[call.result]
+    if call.result != problem.out_dtype or fused.gated:
+        stored += max(d, aux) * OUT_DTYPE_BYTES[call.result]
     upcast = 4 * (max(problem.m, problem.n) * problem.k + problem.k)
     temporaries = 8 * 4 * max(SLICE_ELEMENTS, problem.n)
-    outputs = problem.batch * problem.m * problem.n
-    return sets * (stored + 2 * GUARD_BYTES) + references * 4 * outputs + upcast + temporaries
+    results = problem.batch * problem.m * (problem.n + problem.d_columns)
+    return sets * stored + references * 4 * results + upcast + temporaries
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A matrix that a problem writes, each row contiguous, with a first dimension for the products of a batch."""
+
+    matrix: Any
+    buffer: Any
+    """Its bytes with a guard band on each side."""
+    padding: Any
+    """The elements between its rows, as a view of [rows, padding]."""
+
+    @property
+    def rows(self) -> Any:
+        """It as [rows, columns], with the rows of all products."""
+        return self.matrix.flatten(0, -2)
+
+    def guards_touched(self) -> Any:
+        """The number of changed bytes in the guard bands and between rows, as a tensor."""
+        bands = (self.buffer[:GUARD_BYTES] != POISON).sum() + (self.buffer[-GUARD_BYTES:] != POISON).sum()
+        return bands + (self.padding.view(torch().uint8) != POISON).sum()
 
 
 @dataclass(frozen=True, slots=True)
 class OperandSet:
-    """One A, B and D. `a` is viewed as [m, k] and `b` as [k, n], whatever their storage; `d` is [m, n], each row
-    contiguous. With a batch the first dimension are its products; the stride is 0 there if the operand is broadcast."""
+    """One A, B and D. `a` is viewed as [m, k] and `b` as [k, n], whatever their storage. With a batch the first
+    dimension are its products; the stride is 0 there if the operand is broadcast."""
 
     a: Any
     b: Any
-    d: Any
-    buffer: Any
-    """The bytes of D with a guard band on each side."""
-    padding: Any
-    """The elements between the rows of D, as a view of [rows, padding]."""
+    outputs: Mapping[str, Output]
+    """D, and the auxiliary output of an epilogue that has one, by the names `d` and `aux`."""
+    product: Any
+    """Where libraries put the product, [m, n]: D or the auxiliary output, or memory of its own when they do not round
+    to that dtype or D is narrower."""
     bias: Any = None
     """The bias vector of an epilogue that has one."""
     c: Any = None
@@ -78,51 +103,70 @@ class OperandSet:
     """Vectors of the epilogue that scale the product, by their words; of the number `scale` the vector of one."""
     wide: tuple[Any, Any] | None = None
     """A and B in bf16, for libraries that do not multiply their dtype."""
-    product: Any = None
-    """Where libraries write, as D lies, when they do not round to D's dtype."""
 
     @property
     def inputs(self) -> list[Any]:
         """A, B, and what the epilogue reads; of operands that are broadcast the one matrix."""
-        tensors = [tensor for tensor in (self.a, self.b, self.bias, self.c) if tensor is not None]
-        return [t[0] if t.ndim == 3 and t.stride(0) == 0 else t for t in tensors]
+        return [_one_matrix(tensor) for tensor in (self.a, self.b, self.bias, self.c) if tensor is not None]
 
     @property
-    def rows(self) -> Any:
-        """D as [rows, n], with the rows of all products."""
-        return self.d.flatten(0, -2)
+    def d(self) -> Any:
+        """D, [m, n] or half as wide."""
+        return self.outputs["d"].matrix
 
     @property
     def values(self) -> dict[str, int | float]:
-        """What a launch is bound to: addresses by name."""
-        tensors = {"a": self.a, "b": self.b, "d": self.d, "bias": self.bias, "c": self.c, **self.scales}
-        return {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+        """What a launch is bound to: addresses and numbers by name."""
+        outputs = {name: output.matrix for name, output in self.outputs.items()}
+        tensors = {"a": self.a, "b": self.b, **outputs, "bias": self.bias, "c": self.c, **self.scales}
+        addresses = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+        return {**addresses, "alpha": ALPHA, "beta": BETA}
 
     def fill_normal(self, seed: int) -> None:
-        """Draw the inputs anew from N(0, 1), in place, and scales from 1/2 to 1."""
+        """Draw the inputs anew from N(0, 1), in place, and scales from 1/2 to 1; B so that sums of a gated epilogue are
+        N(0, 1) too, for its products would overflow fp16."""
         generator = _generator(seed)
         for tensor in self.inputs:
+            size = self._size(tensor, self.b.shape[-2] ** -0.5)
             if tensor.itemsize == 1:  # no sampler draws 8 bits; N(0, 1) is well inside the range of e4m3 and e5m2
                 normal = torch().randn(tensor.shape, generator=generator, dtype=torch().bfloat16, device=DEVICE)
-                tensor.copy_(normal)
+                tensor.copy_(normal.mul_(size))
             else:
                 tensor.normal_(generator=generator)
+                if size != 1:
+                    tensor.mul_(size)
         for scale in self.scales.values():
             scale.uniform_(0.5, 1, generator=generator)
         self._widen()
+
+    def fill_integers(self, seed: int) -> None:
+        """Draw the inputs anew from the integers -2 to 2, in place, B of a gated epilogue from 64ths of them, and
+        scales from powers of two."""
+        generator = _generator(seed)
+        for tensor in self.inputs:
+            integers = torch().randint(-2, 3, tensor.shape, generator=generator, device=DEVICE)
+            tensor.copy_(integers.to(torch().bfloat16).mul_(self._size(tensor, 1 / 64)))
+        for scale in self.scales.values():
+            scale.copy_(2.0 ** torch().randint(-1, 2, scale.shape, generator=generator, device=DEVICE))
+        self._widen()
+
+    def _size(self, tensor: Any, gated: float) -> float:
+        """What multiplies an input: 1, or `gated` for B where D is a product of two sums, which fp16 must hold."""
+        gates = self.d.shape[-1] != self.product.shape[-1]
+        return gated if gates and tensor.data_ptr() == self.b.data_ptr() else 1.0
 
     def _widen(self) -> None:
         for own, copy in zip((self.a, self.b), self.wide or (), strict=False):
             copy.copy_(own)
 
     def poison(self) -> None:
-        """Make every element of D a NaN, and the guard bands their known value."""
-        self.buffer.fill_(POISON)
+        """Make every element of the outputs a NaN, and the guard bands their known value."""
+        for output in self.outputs.values():
+            output.buffer.fill_(POISON)
 
     def guards_touched(self) -> Any:
-        """The number of changed bytes in the guard bands and between rows, as a tensor."""
-        bands = (self.buffer[:GUARD_BYTES] != POISON).sum() + (self.buffer[-GUARD_BYTES:] != POISON).sum()
-        return bands + (self.padding.view(torch().uint8) != POISON).sum()
+        """The number of changed bytes around all outputs and between their rows, as a tensor."""
+        return sum(output.guards_touched() for output in self.outputs.values())
 
 
 def normal_set(problem: Problem, seed: int) -> OperandSet:
@@ -136,13 +180,13 @@ def integer_set(problem: Problem, seed: int) -> OperandSet:
     """Integers from -2 to 2, and scales that are powers of two: products and sums are exact in float32, so that a
     result is right to the bit."""
     operands = _empty_set(problem)
-    generator = _generator(seed)
-    for tensor in operands.inputs:
-        integers = torch().randint(-2, 3, tensor.shape, generator=generator, device=DEVICE)
-        tensor.copy_(integers.to(torch().bfloat16))
-    for scale in operands.scales.values():
-        scale.copy_(2.0 ** torch().randint(-1, 2, scale.shape, generator=generator, device=DEVICE))
+    operands.fill_integers(seed)
     return operands
+
+
+def _one_matrix(tensor: Any) -> Any:
+    """The one matrix of an operand that is broadcast over a batch; any other as it is."""
+    return tensor[0] if tensor.ndim == 3 and tensor.stride(0) == 0 else tensor
 
 
 def _generator(seed: int) -> Any:
@@ -163,10 +207,21 @@ def _empty_set(problem: Problem) -> OperandSet:
     def operands_of(dtype: str) -> tuple[Any, Any]:
         return operand("a", dtype, problem.a_major == "k"), operand("b", dtype, problem.b_major == "n")
 
-    d_elements = _elements(problem, "d", pitches.d)
-    buffer = torch().empty(d_elements * out.itemsize + 2 * GUARD_BYTES, dtype=torch().uint8, device=DEVICE)
-    d = buffer[GUARD_BYTES:-GUARD_BYTES].view(out)
+    def output(name: str) -> Output:
+        pitch = getattr(pitches, name)
+        size = _elements(problem, name, pitch) * out.itemsize
+        buffer = torch().empty(size + 2 * GUARD_BYTES, dtype=torch().uint8, device=DEVICE)
+        memory = buffer[GUARD_BYTES:-GUARD_BYTES].view(out)
+        padding = memory.view(-1, pitch.row)[:, problem.stored(name)[1] :]
+        return Output(_stored(problem, name, pitch, memory), buffer, padding)
+
     fused = problem.fused
+    outputs = {name: output(name) for name in (["d", "aux"] if fused.aux else ["d"])}
+    whole = "aux" if fused.product_apart else "d"
+    if call.result == problem.out_dtype and whole in outputs:
+        product = outputs[whole].matrix
+    else:
+        product = operand(whole, call.result, row_major=True)
     axis = {"m": problem.m, "n": problem.n}
     lengths = {"scale": 1, "scale_m": problem.m, "scale_n": problem.n}
     bias = torch_dtype(problem.bias_dtype)
@@ -174,14 +229,12 @@ def _empty_set(problem: Problem) -> OperandSet:
     operands = OperandSet(
         a=a,
         b=b,
-        d=_stored(problem, "d", pitches.d, d),
-        buffer=buffer,
-        padding=d.view(-1, pitches.d.row)[:, problem.n :],
+        outputs=outputs,
+        product=product,
         bias=torch().empty(axis[fused.bias], dtype=bias, device=DEVICE) if fused.bias else None,
         c=operand("d", problem.out_dtype, row_major=True) if fused.residual else None,
         scales={word: torch().empty(lengths[word], dtype=torch().float32, device=DEVICE) for word in fused.scales},
         wide=operands_of(call.operands) if call.operands != problem.dtype else None,
-        product=operand("d", call.result, row_major=True) if call.result != problem.out_dtype else None,
     )
     operands.poison()
     return operands

@@ -12,7 +12,7 @@ from .enumeration import (
     neighbours,
     sample,
 )
-from .epilogue import ACTIVATIONS, Epilogue
+from .epilogue import ACTIVATIONS, EPILOGUE_WORDS, Epilogue
 from .errors import BadInput
 from .objective import FOR_EDP, FOR_ENERGY, FOR_TIME, OBJECTIVES
 from .pitches import Pitch, Pitches
@@ -30,6 +30,7 @@ __all__ = [
     "DEVICES",
     "DIMENSIONS",
     "DTYPE_BYTES",
+    "EPILOGUE_WORDS",
     "FAST",
     "FOR_EDP",
     "FOR_ENERGY",

@@ -18,8 +18,9 @@ from typing import Any
 
 from . import gemv
 from .device import Device
-from .problem import PROMOTED, Problem
+from .problem import DTYPE_BYTES, PROMOTED, Problem
 from .resources import (
+    SWIZZLE_BYTES,
     can_clip,
     max_accumulators,
     operand_tiles,
@@ -27,6 +28,8 @@ from .resources import (
     producer_extras,
     register_splits,
     shared_memory,
+    stores_per_piece,
+    tile_columns,
 )
 from .rules import (
     CLUSTERS,
@@ -89,15 +92,30 @@ def _arrangement(s: Schedule, problem: Problem, device: Device) -> Iterable[str]
 
 
 def _tile_m(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    # The narrowest tile must fit the accumulators under some register split; all of these do at 16 columns.
-    return [m for m in TILE_M if m % (64 * s.warpgroups_per_tile) == 0]
+    # The narrowest tile must fit the accumulators under some register split.
+    narrowest = _tile_ns(s, problem)[0]
+    tiles = [_with(s, tile_m=m) for m in TILE_M if m % (64 * s.warpgroups_per_tile) == 0]
+    return [tile.tile_m for tile in tiles if narrowest <= _widest(tile, problem, device)]
 
 
 def _tile_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    most = max(max_accumulators(problem, split, device.registers_per_sm) for split in _with_splits(s))
-    widest = 2 * most // s.m64_per_warpgroup
+    valid, widest = _tile_ns(s, problem), _widest(s, problem, device)
     fitting = _fitting("tile_n", TILE_N, _smallest(s, problem), problem, device)
-    return [n for n in fitting if n <= widest and stored_whole(problem, n)]
+    return [n for n in fitting if n <= widest and n in valid]
+
+
+def _tile_ns(s: Schedule, problem: Problem) -> list[int]:
+    """The values of tile_n that TMA loads and stores: with a gate two halves, of whole slabs where not K-major."""
+    step = TILE_N[0]
+    if problem.fused.gated:
+        step = 2 * (MULTICAST_ROWS if problem.b_major == "k" else SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype])
+    return [n for n in TILE_N if n % step == 0 and stored_whole(problem, tile_columns(problem, _with(s, tile_n=n)))]
+
+
+def _widest(s: Schedule, problem: Problem, device: Device) -> int:
+    """The largest tile_n whose accumulators fit some register split."""
+    most = max(max_accumulators(problem, split, device.registers_per_sm) for split in _with_splits(s))
+    return 2 * most // s.m64_per_warpgroup
 
 
 def _with_splits(s: Schedule) -> list[Schedule]:
@@ -115,7 +133,7 @@ def _splits(s: Schedule, problem: Problem, device: Device) -> list[tuple[int, in
 def _epilogue_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     if s.store == "direct":
         return [64]
-    widest = max(s.tile_n, EPILOGUE_N[0])
+    widest = max(tile_columns(problem, s), EPILOGUE_N[0])
     return [
         n
         for n in epilogue_ns(problem, s)
@@ -126,9 +144,9 @@ def _epilogue_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     if s.store == "direct":
         return [2]
-    pieces = piece_count(s)
+    stores = piece_count(problem, s) * stores_per_piece(problem)
     buffered = _buffered(s, problem)
-    return [b for b in EPILOGUE_BUFFERS if b <= pieces and _fits(_with(buffered, epilogue_buffers=b), problem, device)]
+    return [b for b in EPILOGUE_BUFFERS if b <= stores and _fits(_with(buffered, epilogue_buffers=b), problem, device)]
 
 
 def _residual_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
@@ -161,8 +179,8 @@ def _staged(s: Schedule, problem: Problem) -> Schedule:
 
 
 def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
-    possible = (False, True) if not problem.fused.residual or transposes_residual(problem) else (False,)
-    swaps = [_with(s, swap_ab=swap) for swap in possible]
+    transposes = not problem.fused.gated and (not problem.fused.residual or transposes_residual(problem))
+    swaps = [_with(s, swap_ab=swap) for swap in ((False, True) if transposes else (False,))]
     return [
         swap.swap_ab
         for swap in swaps
@@ -238,7 +256,8 @@ def _multicast_kinds(s: Schedule, problem: Problem) -> list[str]:
 
 
 def _slices_fit(s: Schedule, problem: Problem) -> bool:
-    return all(tile.slab_rows % (MULTICAST_ROWS * tile.slices) == 0 for tile in operand_tiles(problem, s))
+    tiles = operand_tiles(problem, s)
+    return all(tile.slab_rows % (MULTICAST_ROWS * tile.slices * tile.slab_boxes) == 0 for tile in tiles)
 
 
 def _persistent(s: Schedule) -> list[bool]:

@@ -126,9 +126,11 @@ def ways(problem: Problem) -> list[bool]:
 
 
 def _geometry(problem: Problem, swap_ab: bool) -> Iterator[str]:
-    """What loads of 16 bytes cannot do, and a walk over one product."""
+    """What loads of 16 bytes cannot do, a walk over one product, and an epilogue of one value at a time."""
     if problem.batched:
         yield f"a batch of {problem.batch} in {GEMV}: valid is one product"
+    if problem.fused.gated or problem.fused.aux:
+        yield f"the epilogue {problem.epilogue} in {GEMV}: valid is one output, and no gate"
     for matrix in ("a", "b"):
         if (alignment := problem.alignment(matrix)) < TMA_ALIGNMENT:
             yield f"rows of {matrix.upper()} at multiples of {alignment} bytes in {GEMV}: valid is {TMA_ALIGNMENT}"

@@ -19,12 +19,13 @@ class Pitch:
 
 @dataclass(frozen=True, slots=True)
 class Pitches:
-    """The pitches of A, B, D and of a residual C."""
+    """The pitches of A, B, D, of a residual C, and of the product where it is kept apart (`aux`)."""
 
     a: Pitch
     b: Pitch
     d: Pitch
     c: Pitch
+    aux: Pitch = Pitch(0, 0)
 
     @classmethod
     def of(cls, problem: Problem) -> Pitches:
@@ -41,4 +42,5 @@ class Pitches:
 
         operand, out = DTYPE_BYTES[problem.dtype], OUT_DTYPE_BYTES[problem.out_dtype]
         d = closest("d", out)
-        return cls(closest("a", operand), closest("b", operand), d, d)
+        aux = closest("aux", out) if problem.fused.product_apart else Pitch(0, 0)
+        return cls(closest("a", operand), closest("b", operand), d, d, aux)

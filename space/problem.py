@@ -1,8 +1,9 @@
-"""What to compute: D[m, n] = epilogue(A[m, k] x B[k, n]), D row-major."""
+"""What to compute: D[m, n] = epilogue(A[m, k] x B[k, n]), D row-major; D[m, n / 2] with a gated epilogue."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -59,7 +60,8 @@ _CSV_TRUTH = {"true": True, "false": False}
 class Problem:
     """One matrix multiplication, or a batch of them.
 
-    m, n, k and batch are in elements. `out_dtype` defaults to the operand dtype, and to bf16 for 8-bit operands.
+    m, n, k and batch are in elements; n is the width of the product. `out_dtype` defaults to the operand dtype, and to
+    bf16 for 8-bit operands.
     `broadcast` names the operands that all of a batch share. `a_align`, `b_align` and `d_align` are bytes that the
     address of every row of the matrix is a multiple of; 0, the default, is what rows without padding give
     (`alignment`).
@@ -96,7 +98,8 @@ class Problem:
         if not self.out_dtype:
             object.__setattr__(self, "out_dtype", "bf16" if DTYPE_BYTES[self.dtype] == 1 else self.dtype)
         _one_of("out_dtype", self.out_dtype, OUT_DTYPE_BYTES)
-        Epilogue.parse(self.epilogue)
+        if Epilogue.parse(self.epilogue).gated and self.n % 2:
+            raise BadInput(f"n is {self.n}: valid is an even number with a gated epilogue, for gate and up")
         _one_of("overlap", self.overlap, OVERLAPS)
         _one_of("broadcast", self.broadcast, BROADCASTS)
         if not isinstance(self.deterministic, bool):
@@ -128,16 +131,18 @@ class Problem:
         return 1 if operand in self.broadcast else self.batch
 
     def stored(self, matrix: str) -> tuple[int, int]:
-        """(rows, columns) of a matrix (`a`, `b` or `d`) as it is stored, columns contiguous."""
+        """(rows, columns) of a matrix (`a`, `b`, `d` or `aux`) as it is stored, columns contiguous."""
         return {
             "a": (self.m, self.k) if self.a_major == "k" else (self.k, self.m),
             "b": (self.n, self.k) if self.b_major == "k" else (self.k, self.n),
-            "d": (self.m, self.n),
+            "d": (self.m, self.d_columns),
+            "aux": (self.m, self.n),
         }[matrix]
 
     def alignment(self, matrix: str) -> int:
-        """Bytes, at most 16, that the address of every row of a matrix (`a`, `b`, or `d` and the residual) is a
-        multiple of."""
+        """Bytes, at most 16, that the address of every row of a matrix (`a`, `b`, or `d`, the residual and the
+        auxiliary output) is a multiple of."""
+        matrix = "d" if matrix == "aux" else matrix
         return int(getattr(self, f"{matrix}_align")) or self._dense_alignment(matrix)
 
     def _dense_alignment(self, matrix: str) -> int:
@@ -164,12 +169,17 @@ class Problem:
     @property
     def fused(self) -> Epilogue:
         """The parts of the epilogue."""
-        return Epilogue.parse(self.epilogue)
+        return _fused(self.epilogue)
 
     @property
     def bias_dtype(self) -> str:
         """The dtype of a bias: D's, but bf16 where D has 8 bits."""
         return "bf16" if OUT_DTYPE_BYTES[self.out_dtype] == 1 else self.out_dtype
+
+    @property
+    def d_columns(self) -> int:
+        """Columns of D: n, or half of it where one half of the product gates the other."""
+        return self.n // 2 if self.fused.gated else self.n
 
     @property
     def flops(self) -> int:
@@ -178,10 +188,11 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes through device memory: each operand and a residual read once, D written once."""
+        """Fewest bytes through device memory: operands and a residual read once, outputs written once."""
+        fused = self.fused
         operands = (self.copies("a") * self.m + self.copies("b") * self.n) * self.k * DTYPE_BYTES[self.dtype]
-        outputs = self.batch * self.m * self.n * OUT_DTYPE_BYTES[self.out_dtype]
-        return operands + outputs * (2 if self.fused.residual else 1)
+        columns = self.d_columns * (1 + fused.residual) + self.n * fused.aux
+        return operands + self.batch * self.m * columns * OUT_DTYPE_BYTES[self.out_dtype]
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -238,6 +249,11 @@ class Problem:
             return cls(layout=layout, **fields)
         except (KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"problem object {obj!r} cannot be read: {error}") from error
+
+
+@functools.cache
+def _fused(epilogue: str) -> Epilogue:
+    return Epilogue.parse(epilogue)
 
 
 @dataclass(frozen=True, slots=True)

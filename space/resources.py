@@ -31,8 +31,9 @@ EXCHANGE_OVERHEAD = 8
 """Registers that adding up the parts of a split K takes beside those (found likewise)."""
 
 
-FUSED_OVERHEAD = 24
-"""Registers that a fused epilogue takes beside those (found likewise)."""
+GATE_OVERHEAD, MATRIX_OVERHEAD = 24, 8
+"""Registers that a gate takes beside those, or a residual after an activation; and a residual without one or an
+auxiliary output (found likewise). The rest of an epilogue takes none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,14 @@ class OperandTile:
     """CTAs of a cluster that share the tile."""
     slices: int
     """Parts of the rows of every slab in which they load it: one for each, or the whole by the first of them."""
+    halves: int = 1
+    """2 where the tile is two ranges of the operand, a half of the product apart: those of a gate and of its up."""
+
+    @property
+    def slab_boxes(self) -> int:
+        """Boxes in which a slab is loaded, or a slice of it: K-major slabs have rows of both halves, MN-major ones are
+        of one."""
+        return self.halves if self.k_major else 1
 
     @property
     def slab_bytes(self) -> int:
@@ -70,26 +79,31 @@ def operand_tiles(problem: Problem, schedule: Schedule) -> tuple[OperandTile, Op
     """The tiles of the kernel's row operand and of its column operand (B and A of the problem with `swap_ab`)."""
     wide = SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype]
 
-    def tile(operand: str, extent: int, sharers: int) -> OperandTile:
+    def tile(operand: str, extent: int, sharers: int, halves: int = 1) -> OperandTile:
         k_major = (problem.a_major if operand == "a" else problem.b_major) == "k"
         across, along = (schedule.tile_k, extent) if k_major else (extent, schedule.tile_k)
         slices = sharers if schedule.multicast_kind == "slice" else 1
-        return OperandTile(operand, k_major, extent, -(-across // wide), along, sharers, slices)
+        return OperandTile(operand, k_major, extent, -(-across // wide), along, sharers, slices, halves)
 
     rows, columns = ("b", "a") if schedule.swap_ab else ("a", "b")
-    return tile(rows, schedule.tile_m, schedule.cluster_n), tile(columns, schedule.tile_n, schedule.cluster_m)
+    return (
+        tile(rows, schedule.tile_m, schedule.cluster_n),
+        tile(columns, schedule.tile_n, schedule.cluster_m, 2 if problem.fused.gated else 1),
+    )
 
 
 def loaded_rows(problem: Problem, schedule: Schedule) -> tuple[int, int]:
     """Rows of every slab of the row operand and of the column operand that the CTAs load together.
 
     With `clip_boxes` only those that hold something, in whole groups of the eight that the swizzle repeats after: of an
-    operand that is contiguous along K, whose extent is below the tile's, and that no other CTA shares.
+    operand that is contiguous along K, whose extent is below the tile's, and that no other CTA shares. Of two halves
+    that much each.
     """
 
     def rows(tile: OperandTile, extent: int) -> int:
         clipped = schedule.clip_boxes and tile.k_major and tile.sharers == 1
-        return min(tile.slab_rows, -(-extent // SWIZZLE_ROWS) * SWIZZLE_ROWS) if clipped else tile.slab_rows
+        rounded = -(-extent // (tile.halves * SWIZZLE_ROWS)) * tile.halves * SWIZZLE_ROWS
+        return min(tile.slab_rows, rounded) if clipped else tile.slab_rows
 
     row_tile, column_tile = operand_tiles(problem, schedule)
     row_extent, column_extent = kernel_extents(problem, schedule)
@@ -135,10 +149,10 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
     epilogue = b + column_tile.stage_bytes * schedule.stages
     residual = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
     bias = residual + chunk * schedule.residual_buffers * schedule.consumers
-    scales = bias + column_bias_bytes(problem, schedule) * schedule.consumers
+    scales = bias + bias_bytes(problem, schedule) * schedule.consumers
     exchange = scales + scale_bytes(problem, schedule) * schedule.consumers
     slot = 64 * schedule.epilogue_n * ACCUMULATOR_BYTES
-    barriers = exchange + slot * exchange_slots(schedule) * schedule.consumers
+    barriers = exchange + slot * exchange_slots(problem, schedule) * schedule.consumers
     rings = schedule.stages + schedule.residual_buffers * schedule.consumers
     votes = barriers + (2 * rings + schedule.split_cluster) * MBARRIER_BYTES
     total = votes + (4 * schedule.consumers if schedule.workspace and not schedule.dealt else 0)
@@ -161,10 +175,13 @@ def wgmma_groups(problem: Problem, schedule: Schedule) -> int:
     return schedule.tile_k // PROMOTED_K if problem.accumulate == PROMOTED else 1
 
 
-def column_bias_bytes(problem: Problem, schedule: Schedule) -> int:
-    """Bytes that a consumer warpgroup keeps of a bias along the columns of what the kernel computes, in fp32."""
-    axis = "m" if schedule.swap_ab else "n"
-    return ACCUMULATOR_BYTES * schedule.tile_n if problem.fused.bias == axis else 0
+def bias_bytes(problem: Problem, schedule: Schedule) -> int:
+    """Bytes that a consumer warpgroup keeps of a bias in fp32: for its columns, or its rows."""
+    axis = problem.fused.bias
+    if not axis:
+        return 0
+    along_rows = (axis == "m") != schedule.swap_ab
+    return ACCUMULATOR_BYTES * (64 * schedule.m64_per_warpgroup if along_rows else schedule.tile_n)
 
 
 def scale_bytes(problem: Problem, schedule: Schedule) -> int:
@@ -176,11 +193,13 @@ def scale_bytes(problem: Problem, schedule: Schedule) -> int:
     return ACCUMULATOR_BYTES * sum(along[word] for word in problem.fused.scales)
 
 
-def exchange_slots(schedule: Schedule) -> int:
-    """Pieces of partial sums a consumer warpgroup receives at most: the CTAs that share K own its pieces in turn."""
+def exchange_slots(problem: Problem, schedule: Schedule) -> int:
+    """Pieces of partial sums a consumer warpgroup receives at most: the CTAs that share K own its pieces in turn, each
+    with both halves where one gates the other."""
     if not schedule.split_cluster:
         return 0
-    return (schedule.split_k - 1) * -(-piece_count(schedule) // schedule.split_k)
+    halves = 2 if problem.fused.gated else 1
+    return (schedule.split_k - 1) * -(-piece_count(problem, schedule) // schedule.split_k) * halves
 
 
 def launch_registers(threads: int, registers_per_sm: int) -> int:
@@ -236,8 +255,7 @@ def max_accumulators(problem: Problem, schedule: Schedule, registers_per_sm: int
     limit = consumer_registers(schedule, registers_per_sm) - REGISTER_OVERHEAD
     if schedule.split_k > 1 or schedule.workspace:
         limit -= EXCHANGE_OVERHEAD
-    if problem.epilogue != "none":
-        limit -= FUSED_OVERHEAD
+    limit -= _fused_overhead(problem)
     if problem.accumulate == PROMOTED:
         limit //= 2
     return min(limit, entry - 32) if schedule.threads > 384 else limit
@@ -246,6 +264,13 @@ def max_accumulators(problem: Problem, schedule: Schedule, registers_per_sm: int
 def stage_readers(schedule: Schedule) -> int:
     """Consumer warpgroups of a CTA that read a stage."""
     return 1 if schedule.arrangement == PINGPONG else schedule.consumers
+
+
+def _fused_overhead(problem: Problem) -> int:
+    fused = problem.fused
+    if fused.gated or (fused.residual and fused.activation):
+        return GATE_OVERHEAD
+    return MATRIX_OVERHEAD if fused.residual or fused.aux else 0
 
 
 def empty_arrivals(schedule: Schedule, cluster_row: int = 0, cluster_column: int = 0) -> int:
@@ -278,6 +303,17 @@ def store_pieces(tile_n: int, epilogue_n: int) -> tuple[tuple[int, int], ...]:
     return tuple(pieces)
 
 
-def piece_count(schedule: Schedule) -> int:
-    """Pieces in which a consumer warpgroup stores its part of a tile."""
-    return len(store_pieces(schedule.tile_n, schedule.epilogue_n)) * schedule.m64_per_warpgroup
+def tile_columns(problem: Problem, schedule: Schedule) -> int:
+    """Columns of the kernel's output that one tile gives: half of its own where one half gates the other."""
+    return schedule.tile_n // 2 if problem.fused.gated else schedule.tile_n
+
+
+def piece_count(problem: Problem, schedule: Schedule) -> int:
+    """Pieces in which a consumer warpgroup stores its part of a tile of D."""
+    return len(store_pieces(tile_columns(problem, schedule), schedule.epilogue_n)) * schedule.m64_per_warpgroup
+
+
+def stores_per_piece(problem: Problem) -> int:
+    """Stores of a piece: one of D, and before it one of the auxiliary output for each half of the product."""
+    fused = problem.fused
+    return 1 + fused.aux * (2 if fused.gated else 1)

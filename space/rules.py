@@ -16,6 +16,8 @@ from .resources import (
     producer_extras,
     register_splits,
     shared_memory,
+    stores_per_piece,
+    tile_columns,
 )
 from .schedule import COOPERATIVE, GEMV, PINGPONG, Schedule
 from .tiles import ceil_div, tile_grid
@@ -96,6 +98,9 @@ def unsupported(problem: Problem, device: Device) -> Iterator[str]:
                 f"rows of {matrix.upper()} lie at multiples of {alignment} bytes:"
                 f" valid are multiples of {TMA_ALIGNMENT} bytes"
             )
+    half = problem.d_columns * OUT_DTYPE_BYTES[problem.out_dtype]
+    if problem.fused.gated and half % TMA_ALIGNMENT:
+        yield f"half a row of the product has {half} bytes: valid are multiples of {TMA_ALIGNMENT} bytes"
 
 
 def _values(s: Schedule) -> Iterator[str]:
@@ -144,7 +149,7 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
     """Fields that are valid alone and not together, or not on this device."""
     if s.tile_k not in (valid := tile_ks(problem)):
         yield f"tile_k {s.tile_k} of {problem.dtype} ends inside a row of a slab: valid are {_list(valid)}"
-    if not stored_whole(problem, s.tile_n):
+    if not stored_whole(problem, tile_columns(problem, s)):
         yield f"tile_n {s.tile_n} of {problem.out_dtype} rows: valid are multiples of {TMA_ALIGNMENT} bytes"
     if s.mma_in_flight and problem.accumulate == PROMOTED:
         yield f"mma_in_flight {s.mma_in_flight} with promoted sums: valid is 0, sums are awaited to be added up"
@@ -152,10 +157,18 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
     if s.tile_m % rows:
         yield f"tile_m {s.tile_m} for {s.warpgroups_per_tile} warpgroups a tile: valid are multiples of {rows}"
     for dimension, tile in zip(("tile_m", "tile_n"), operand_tiles(problem, s), strict=True):
-        if tile.slab_rows % (MULTICAST_ROWS * tile.slices):
+        boxes = tile.slices * tile.slab_boxes
+        if tile.slab_rows % (MULTICAST_ROWS * boxes):
+            halves = f" of {tile.halves} halves" if tile.slab_boxes > 1 else ""
             yield (
-                f"{dimension} {tile.extent} sliced over {tile.slices} CTAs:"
-                f" valid are multiples of {MULTICAST_ROWS * tile.slices}"
+                f"{dimension} {tile.extent}{halves} sliced over {tile.slices} CTAs:"
+                f" valid are multiples of {MULTICAST_ROWS * boxes}"
+            )
+        slab = SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype]
+        if tile.halves > 1 and not tile.k_major and tile.extent % (slab * tile.halves):
+            yield (
+                f"{dimension} {tile.extent} for a gate and its up from an operand that is not K-major:"
+                f" valid are multiples of {slab * tile.halves}"
             )
     if s.multicast_kind != "slice" and not s.multicast:
         yield f"multicast_kind {s.multicast_kind} without a cluster: valid is slice, the default"
@@ -186,6 +199,8 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield "a residual read from device memory with swap_ab: valid are residual buffers, which transpose it"
     if s.clip_boxes and not any(t.k_major and t.sharers == 1 for t in operand_tiles(problem, s)):
         yield "clip_boxes without an operand that is contiguous along k and not shared: valid is False"
+    if s.swap_ab and problem.fused.gated:
+        yield "a gated epilogue with swap_ab: valid is without, a gate and its up are then in the same thread"
     if s.swap_ab and s.store == "direct":
         yield "direct stores with swap_ab: valid is the store tma, which transposes"
     yield from _shared_k(problem, s, device)
@@ -197,13 +212,15 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         if (s.epilogue_n, s.epilogue_buffers) != (64, 2):
             yield "an epilogue chunk with direct stores: valid is the default 64x2, which they do not use"
     else:
-        pieces = piece_count(s)
-        if s.epilogue_n > max(s.tile_n, EPILOGUE_N[0]):
-            yield f"epilogue_n {s.epilogue_n} for tile_n {s.tile_n}: valid is at most the tile"
+        columns = tile_columns(problem, s)
+        stores = piece_count(problem, s) * stores_per_piece(problem)
+        if s.epilogue_n > max(columns, EPILOGUE_N[0]):
+            halves = " in two halves" * problem.fused.gated
+            yield f"epilogue_n {s.epilogue_n} for tile_n {s.tile_n}{halves}: valid is at most the tile"
         elif s.epilogue_n not in (valid := epilogue_ns(problem, s)):
             yield f"epilogue_n {s.epilogue_n} of {problem.out_dtype}: valid are {_list(valid)}"
-        elif s.epilogue_buffers > pieces:
-            yield f"{s.epilogue_buffers} epilogue buffers for {pieces} chunks: valid is at most one for each"
+        elif s.epilogue_buffers > stores:
+            yield f"{s.epilogue_buffers} epilogue buffers for {stores} chunks: valid is at most one for each"
     need = shared_memory(problem, s).total
     if need > device.smem_per_cta:
         yield f"{need} bytes of shared memory: valid is at most {device.smem_per_cta}"

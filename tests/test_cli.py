@@ -258,7 +258,7 @@ def test_bench_prints_rows_and_means(bench: Cli, tmp_path: Path) -> None:
     assert done.code == 0
     document = json.loads(done.out)
     assert out.read_text() == done.out
-    assert set(document) == {"env", "policy", "command", "date", "rows", "geomean"}
+    assert set(document) == {"env", "policy", "command", "date", "rows", "geomean", "fused_over_plain"}
     large, wrong, middle = document["rows"]
     assert (large["name"], large["ours_us"], large["ratio_cublaslt_best"]) == ("p8192", 10.0, 0.9)
     assert large["ci95"]["ratio_cublas"] == pytest.approx([1.09, 1.11])
@@ -333,7 +333,7 @@ def a_file(folder: Path) -> str:
         ([], "Missing command"),
         (["frobnicate"], "frobnicate"),
         (["query"], "Missing argument"),
-        (["query", "8"], "problem suite is '8': valid are decode, decode_overlap, gemv, headline,"),
+        (["query", "8"], "problem suite is '8': valid are decode, decode_overlap, epilogue, gemv, headline,"),
         (["query", "8", "8"], "problems are '8 8'"),
         (["query", "0", "8", "8"], "m is 0: valid is an integer from 1"),
         (["query", "-5", "8", "8"], "m is -5: valid is an integer from 1"),

@@ -199,7 +199,7 @@ def test_everything_but_the_weights_waits_for_the_kernel_ahead(launch: str) -> N
     producer, consumer = kernel.split("  // Consumers.")
     assert producer.index("wait_for_dependencies();") < producer.index(" load_a(ring.stage")
     assert ("load_b(early" in producer) == (launch == "weights")
-    assert consumer.index("wait_for_dependencies();") < consumer.index("load_column_bias(")
+    assert consumer.index("wait_for_dependencies();") < consumer.index("load_bias(")
 
 
 def test_grid_of_a_plan() -> None:

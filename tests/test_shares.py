@@ -71,7 +71,7 @@ def host_source(s: Schedule) -> str:
     functions = "\n".join(line for line in functions.splitlines() if not line.startswith("constexpr"))
     step = next(line for line in text.splitlines() if line.startswith("constexpr int PART_STEP"))
     constants = constants.replace(step, "")
-    numbers = iter(enumerate(pieces(s)))
+    numbers = iter(enumerate(pieces(LONG, s)))
     lines = []
     for line in epilogue.call(LONG, s):
         if "stage_piece" in line:

@@ -201,3 +201,8 @@ def _print(document: dict[str, Any]) -> None:
         f"geometric mean: {number(mean['ratio_cublas'], 3)} vs cuBLAS,"
         f" {number(mean['ratio_cublaslt_best'], 3)} vs best Lt"
     )
+    if costs := document["fused_over_plain"]:
+        print_table(
+            ["fused", "over plain", "time", "cycles"],
+            [[name, cost["plain"], f"{cost['time']:.3f}", f"{cost['cycles']:.3f}"] for name, cost in costs.items()],
+        )
