@@ -193,6 +193,32 @@ def test_refusals_of_eight_bits(torch: Any) -> None:
             tileseek.matmul(**{"a": a, "b": b, **arguments})
 
 
+def test_what_is_fused(torch: Any) -> None:
+    m, n, k = 264, 1040, 512
+    a, weight = matrix(torch, m, k), matrix(torch, n, k) / k**0.5
+    bias, residual = torch.randn(n, device="cuda", dtype=a.dtype), matrix(torch, m, n // 2)
+    aux = torch.full((m, n), float("nan"), device="cuda", dtype=a.dtype)
+    d = tileseek.matmul(
+        a, weight.T, alpha=0.5, bias=bias, activation="silu", gated=True, residual=residual, beta=-2.0, aux=aux
+    )
+    before = 0.5 * (a.double() @ weight.double().T) + bias.double()
+    gate, up = before.chunk(2, -1)
+    expected = torch.nn.functional.silu(gate) * up - 2 * residual.double()
+    assert d.shape == (m, n // 2)
+    for got, exact in ((d, expected), (aux, before)):
+        assert ((got.double() - exact).norm() / exact.norm()) < 0.003
+    assert torch.equal(tileseek.matmul(a, weight.T, alpha=3), tileseek.matmul(a, weight.T, alpha=3.0))
+    for arguments, message in (
+        ({"beta": 2.0}, "beta is 2.0 without a residual"),
+        ({"alpha": "x"}, "alpha is 'x'"),
+        ({"aux": aux}, "valid is aux before an activation"),
+        ({"activation": "relu", "aux": aux[:, 8:]}, "aux is"),
+        ({"gated": True, "residual": matrix(torch, m, n)}, f"valid is a contiguous {m} x {n // 2}"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            tileseek.matmul(a, weight.T, **arguments)
+
+
 def test_refusals(torch: Any) -> None:
     a, b = matrix(torch, 64, 128), matrix(torch, 256, 128).T
     for arguments, message in (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from .api import best_schedule
 from .codegen.plan import LaunchPlan, launch_plan
 from .measure.gpus import hopper
 from .measure.operands import TORCH_NAMES
-from .space import ACTIVATIONS, DTYPE_BYTES, FAST, OUT_DTYPE_BYTES, BadInput, Problem, unsupported
+from .space import ACTIVATIONS, DTYPE_BYTES, FAST, OUT_DTYPE_BYTES, BadInput, Epilogue, Problem, unsupported
 from .space.epilogue import SCALES
 from .space.problem import TMA_ALIGNMENT
 
@@ -35,9 +34,13 @@ def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
     *,
+    alpha: float = 1.0,
     bias: torch.Tensor | None = None,
     activation: str | None = None,
+    gated: bool = False,
     residual: torch.Tensor | None = None,
+    beta: float = 1.0,
+    aux: torch.Tensor | None = None,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     accumulate: str = FAST,
@@ -45,12 +48,15 @@ def matmul(
     out: torch.Tensor | None = None,
     deterministic: bool = False,
 ) -> torch.Tensor:
-    """activation(`scale_a` x `a` x `b` x `scale_b` + `bias`) + `residual` on a Hopper GPU, in one kernel on the current
-    stream.
+    """activation(`alpha` x `scale_a` x `a` x `b` x `scale_b` + `bias`) + `beta` x `residual` on a Hopper GPU, in one
+    kernel on the current stream.
 
     `a` is [M, K] and `b` is [K, N], both of bfloat16, float16, float8_e4m3fn or float8_e5m2; 8-bit matrices are
     contiguous along K. `bias` is [N], or [M, 1] to run along the rows, of the output's dtype (bfloat16 for 8 bits);
-    `activation` is one of `space.ACTIVATIONS`; `residual` is a contiguous [M, N] of the output's dtype. `scale_a` is
+    `activation` is one of `space.ACTIVATIONS`; `residual` is a contiguous [M, N] of the output's dtype. `gated`: the
+    first half of the columns of `b`, and of `bias`, gates the second, and the result is activation(gate) times the
+    other half, [M, N / 2] like the residual. `aux`, a contiguous [M, N] of the output's dtype, receives what comes
+    before the activation. One kernel serves all values of `alpha` and `beta` but 1. `scale_a` is
     one number or has one for each row, [M] or [M, 1], `scale_b` one or one for each column, [N] or [1, N], contiguous
     in float32; two single numbers cost a small kernel that multiplies them: better give their product as one.
     `out_dtype` is that of the inputs, or bfloat16 for 8-bit ones, unless it is given: bfloat16, float16, float32, or
@@ -73,19 +79,33 @@ def matmul(
 
     problem = _problem(a, b, out_dtype, accumulate)
     scales = _scales(a, b, scale_a, scale_b)
-    epilogue = _epilogue(problem, a.device, scales, bias, activation, residual)
-    problem = replace(problem, epilogue=epilogue, deterministic=deterministic)
-    given = {"a": a, "b": b, "bias": bias, "residual": residual}
+    fused = Epilogue(
+        scales=tuple(scales),
+        alpha=_is_number("alpha", alpha),
+        bias=_bias_axis(problem, a.device, bias),
+        aux=aux is not None,
+        activation=activation or "",
+        gated=gated,
+        residual=residual is not None,
+        beta=_is_number("beta", beta),
+    )
+    if activation is not None and activation not in ACTIVATIONS:
+        raise BadInput(f"activation is {activation!r}: valid are {', '.join(ACTIVATIONS)}")
+    if fused.beta and residual is None:
+        raise BadInput(f"beta is {beta!r} without a residual: valid is 1")
+    problem = replace(problem, epilogue=str(fused), deterministic=deterministic)
+    for name, matrix, columns in (("residual", residual, problem.d_columns), ("aux", aux, problem.n)):
+        if matrix is not None:
+            _check_matrix(name, matrix, problem, columns, a.device)
+    given = {"a": a, "b": b, "bias": bias, "residual": residual, "aux": aux}
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values()):
         raise BadInput("an input requires a gradient, which matmul does not compute: valid is torch.no_grad()")
-    dtype = _torch_dtype(problem.out_dtype)
     if out is None:
-        out = torch.empty((problem.m, problem.n), dtype=dtype, device=a.device)
-    elif (out.shape, out.dtype, out.device) != ((problem.m, problem.n), dtype, a.device) or not out.is_contiguous():
-        raise BadInput(
-            f"out is {_words(out)}: valid is a contiguous {problem.m} x {problem.n} of {dtype} on {a.device}"
-        )
+        shape = (problem.m, problem.d_columns)
+        out = torch.empty(shape, dtype=_torch_dtype(problem.out_dtype), device=a.device)
+    else:
+        _check_matrix("out", out, problem, problem.d_columns, a.device)
     tensors["out"] = out
     for name, tensor in tensors.items():
         if tensor.data_ptr() % TMA_ALIGNMENT:
@@ -93,7 +113,8 @@ def matmul(
     tensors |= scales
     with torch.cuda.device(a.device):
         stream = torch.cuda.current_stream().cuda_stream
-        values = tuple((_KERNEL_NAMES.get(name, name), tensor.data_ptr()) for name, tensor in tensors.items())
+        addresses = ((_KERNEL_NAMES.get(name, name), tensor.data_ptr()) for name, tensor in tensors.items())
+        values = (*addresses, ("alpha", float(alpha)), ("beta", float(beta)))
         if torch.cuda.is_current_stream_capturing():
             _launch_into_graph(problem, a.device.index, stream, values)
         else:
@@ -128,37 +149,33 @@ def _scales(
     return {word: found[word] for word in SCALES if word in found}
 
 
-def _epilogue(
-    problem: Problem,
-    device: torch.device,
-    scales: Iterable[str],
-    bias: torch.Tensor | None,
-    activation: str | None,
-    residual: torch.Tensor | None,
-) -> str:
-    """The word for what is fused, after checking the tensors that it reads."""
-    words = list(scales)
-    rows, columns = problem.m, problem.n
-    dtype, bias_dtype = _torch_dtype(problem.out_dtype), _torch_dtype(problem.bias_dtype)
-    if bias is not None:
-        shapes = {(columns,): "bias", (rows, 1): "bias_m"}
-        if tuple(bias.shape) not in shapes or (bias.dtype, bias.device) != (bias_dtype, device):
-            raise BadInput(f"bias is {_words(bias)}: valid is [{columns}] or [{rows}, 1] of {bias_dtype} on {device}")
-        if not bias.is_contiguous():
-            raise BadInput(f"bias has strides {tuple(bias.stride())}: valid is a contiguous vector")
-        words.append(shapes[tuple(bias.shape)])
-    if activation is not None:
-        if activation not in ACTIVATIONS:
-            raise BadInput(f"activation is {activation!r}: valid are {', '.join(ACTIVATIONS)}")
-        words.append(activation)
-    if residual is not None:
-        wanted = ((rows, columns), dtype, device)
-        if (tuple(residual.shape), residual.dtype, residual.device) != wanted or not residual.is_contiguous():
-            raise BadInput(
-                f"residual is {_words(residual)}: valid is a contiguous {rows} x {columns} of {dtype} on {device}"
-            )
-        words.append("residual")
-    return "+".join(words) or "none"
+def _is_number(name: str, value: float) -> bool:
+    """Whether a factor has to be multiplied by, after checking that it is one."""
+    if not isinstance(value, (int, float)):
+        raise BadInput(f"{name} is {value!r}: valid is a number")
+    return value != 1
+
+
+def _bias_axis(problem: Problem, device: torch.device, bias: torch.Tensor | None) -> str:
+    """The axis that a bias runs along, after checking it."""
+    if bias is None:
+        return ""
+    dtype = _torch_dtype(problem.bias_dtype)
+    shapes = {(problem.n,): "n", (problem.m, 1): "m"}
+    if tuple(bias.shape) not in shapes or (bias.dtype, bias.device) != (dtype, device):
+        raise BadInput(f"bias is {_words(bias)}: valid is [{problem.n}] or [{problem.m}, 1] of {dtype} on {device}")
+    if not bias.is_contiguous():
+        raise BadInput(f"bias has strides {tuple(bias.stride())}: valid is a contiguous vector")
+    return shapes[tuple(bias.shape)]
+
+
+def _check_matrix(name: str, matrix: torch.Tensor, problem: Problem, columns: int, device: torch.device) -> None:
+    """Refuse what is not a contiguous matrix of the output's dtype with as many rows and that many columns."""
+    wanted = ((problem.m, columns), _torch_dtype(problem.out_dtype), device)
+    if (tuple(matrix.shape), matrix.dtype, matrix.device) != wanted or not matrix.is_contiguous():
+        raise BadInput(
+            f"{name} is {_words(matrix)}: valid is a contiguous {problem.m} x {columns} of {wanted[1]} on {device}"
+        )
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:
