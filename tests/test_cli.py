@@ -367,6 +367,8 @@ def a_file(folder: Path) -> str:
         (["codegen", *SIZES, "--schedule", FIRST.name, "--out", "/proc/none/x"], "cannot write /proc/none/x"),
         (["export", "yaml"], "form is 'yaml': valid are csv, inductor, nvfuser, table, t4"),
         (["export", "t4", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
+        (["portfolio", "--loss", "-1"], "the loss is -1: valid is 0 or more"),
+        (["portfolio", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "."], "no journal in the folder ."),
         (["bench", "search", "--arm", "luck"], "arm is 'luck': valid are random, tpe"),

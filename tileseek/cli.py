@@ -21,6 +21,7 @@ from .commands import (
     doctor,
     export,
     noise,
+    portfolio,
     query,
     recheck,
     report,
@@ -56,6 +57,7 @@ app.command("bench search")(bench_search.command)
 app.command("dataset", context_settings=_NUMBERS)(dataset.command)
 app.command("noise", context_settings=_NUMBERS)(noise.command)
 app.command("recheck", context_settings=_NUMBERS)(recheck.command)
+app.command("portfolio")(portfolio.command)
 app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("doctor")(doctor.command)
