@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 
-from ..space import DTYPE_BYTES, PINGPONG, Device, Problem, Schedule, ceil_div, kernel_extents
+from ..space import DTYPE_BYTES, GEMV, PINGPONG, Device, Problem, Schedule, ceil_div, kernel_extents
 from .analytic import Terms
 
 FEATURES = (
@@ -64,6 +64,15 @@ FEATURES = (
     "evict_b",
     "waits_late",
     "loads_weights_early",
+    "log_k_blocks",
+    "ctas_per_sm",
+    "l2_promotion",
+    "leader",
+    "clip_boxes",
+    "shares",
+    "gemv",
+    "log_batch",
+    "element_bytes",
 )
 """The names, in the order of `features`."""
 
@@ -130,5 +139,14 @@ def features(problem: Problem, s: Schedule, device: Device, terms: Terms, floor:
         s.evict_first == "b",
         s.dependent_launch != "",
         s.dependent_launch == "weights",
+        math.log2(terms.k_blocks),
+        terms.ctas_per_sm,
+        s.l2_promotion,
+        s.multicast_kind == "leader",
+        s.clip_boxes,
+        s.reduction == "shares",
+        s.arrangement == GEMV,
+        math.log2(problem.batch),
+        DTYPE_BYTES[problem.dtype],
     )
     return array("f", values).tolist()

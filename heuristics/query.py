@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ..cost_model.analytic import estimate_us
@@ -20,6 +21,11 @@ EXACT = "exact"
 MODEL = "model"
 NEAREST = "nearest"
 ANALYTIC = "analytic"
+
+SHORTLIST = 8
+RUNNERS_UP = 2
+"""Schedules that the predictor chooses from, and how many an entry gives: those of the nearest problems. More take
+longer than a millisecond, and are not chosen more wisely."""
 
 _MOST_CHOICES = 65536
 """Answers a table remembers before it starts afresh."""
@@ -45,9 +51,9 @@ class Choice:
     device: Device
     schedule: Schedule
     provenance: str
-    """`exact`: tuned for this problem on this device class; `model`: ranked first by the predictor among the
-    table's schedules; `nearest`: tuned for the nearest problem, `origin`, and where that is of another kind perhaps
-    moved to the nearest valid schedule; `analytic`: by the analytic model alone."""
+    """`exact`: tuned for this problem on this device class; `model`: ranked first by the predictor among the schedules
+    of the nearest problems; `nearest`: tuned for the nearest problem, `origin`, and where that is of another kind
+    perhaps moved to the nearest valid schedule; `analytic`: by the analytic model alone."""
     expected_us: float
     """Microseconds a call: measured when `exact`, an estimate otherwise."""
     origin: Problem | None
@@ -93,11 +99,9 @@ def best_schedule(problem: Problem, table: Table, device: Device | None = None) 
 
 
 def _choose(problem: Problem, table: Table, device: Device) -> Choice:
-    same = (problem, replace(problem, deterministic=False)) if device == table.device else ()
-    for entry in (table.runnable[known] for known in same if known in table.runnable):
-        # What won without the promise and keeps it would have won with it.
-        if not violations(problem, entry.schedule, device):
-            return Choice(problem, device, entry.schedule, EXACT, entry.median_us, entry.problem, table.device.name)
+    entry = _exact(problem, table) if device == table.device else None
+    if entry is not None:
+        return Choice(problem, device, entry.schedule, EXACT, entry.median_us, entry.problem, table.device.name)
     reasons = list(unsupported(problem, device))
     if reasons:
         raise BadInput("; ".join(reasons))
@@ -108,15 +112,31 @@ def _choose(problem: Problem, table: Table, device: Device) -> Choice:
     raise BadInput(f"no schedule can run {problem.key} on {device.name}")
 
 
+def _exact(problem: Problem, table: Table) -> Entry | None:
+    """The entry that was tuned for the problem. What won without the promise of a deterministic result and keeps it
+    would have won with it."""
+    entry = table.runnable.get(problem)
+    if entry is None and problem.deterministic:
+        entry = table.runnable.get(replace(problem, deterministic=False))
+        if entry is not None and violations(problem, entry.schedule, table.device):
+            return None
+    return entry
+
+
 def _by_model(problem: Problem, table: Table, device: Device) -> Choice | None:
     predictor = _predictor(table) if device == table.device else None
     if predictor is None:
         return None
-    shortlist = dict.fromkeys(s for kind in _kinds(problem) for s in table.shortlist(kind))
-    valid = [s for s in shortlist if not violations(problem, s, device)]
-    if not valid:
+    shortlist: dict[Schedule, None] = {}
+    for entry in _nearest_first(problem, table):
+        for schedule in entry.schedules[:RUNNERS_UP]:
+            if schedule not in shortlist and not violations(problem, schedule, device):
+                shortlist[schedule] = None
+        if len(shortlist) >= SHORTLIST:
+            break
+    if not shortlist:
         return None
-    best = predictor.rank(problem, valid, device)[0]
+    best = predictor.rank(problem, list(shortlist), device)[0]
     expected = predictor.expected_us(problem, best, device)
     return Choice(problem, device, best, MODEL, expected, None, table.device.name)
 
@@ -146,9 +166,29 @@ def _by_same_sizes(problem: Problem, table: Table, device: Device) -> Choice | N
 
 
 def _by_nearest(problem: Problem, table: Table, device: Device) -> Choice | None:
-    entries = [entry for kind in _kinds(problem) for entry in table.by_kind.get(kind, ())]
-    # Sorting is stable: at equal distance the very kind is before its relatives.
-    return _from_entries(problem, sorted(entries, key=lambda e: distance(problem, e.problem)), table, device)
+    return _from_entries(problem, _nearest_first(problem, table), table, device)
+
+
+def _nearest_first(problem: Problem, table: Table) -> list[Entry]:
+    """The entries of the kinds whose schedules the problem can use, by `distance`. Sorting is stable: at equal distance
+    the very kind is before its relatives."""
+    m, n, k, batch = _logs(problem)
+    located = [
+        ((m - x) ** 2 + (n - y) ** 2 + (k - z) ** 2 + (batch - b) ** 2, entry)
+        for x, y, z, b, entry in _located(table, tuple(_kinds(problem)))
+    ]
+    located.sort(key=itemgetter(0))
+    return [entry for _, entry in located]
+
+
+@functools.lru_cache(maxsize=64)
+def _located(table: Table, kinds: tuple[tuple[str, ...], ...]) -> list[tuple[float, float, float, float, Entry]]:
+    """The entries of some kinds with the logarithms of their sizes: many problems ask for the same."""
+    return [(*_logs(entry.problem), entry) for kind in kinds for entry in table.by_kind.get(kind, ())]
+
+
+def _logs(problem: Problem) -> tuple[float, float, float, float]:
+    return math.log(problem.m), math.log(problem.n), math.log(problem.k), math.log(problem.batch)
 
 
 def _by_other_kind(problem: Problem, table: Table, device: Device) -> Choice | None:
@@ -220,4 +260,4 @@ _SOURCES: tuple[Callable[[Problem, Table, Device], Choice | None], ...] = (
 
 def distance(a: Problem, b: Problem) -> float:
     """How far apart the sizes of two problems are: the root of the summed squared logarithms of their size ratios."""
-    return math.sqrt(sum(math.log(x / y) ** 2 for x, y in ((a.m, b.m), (a.n, b.n), (a.k, b.k), (a.batch, b.batch))))
+    return math.dist(_logs(a), _logs(b))

@@ -163,13 +163,6 @@ class Table:
         object.__setattr__(self, "runnable", runnable)
         object.__setattr__(self, "by_kind", {kind: tuple(entries) for kind, entries in kinds.items()})
 
-    def shortlist(self, kind: tuple[str, ...]) -> list[Schedule]:
-        """Every distinct schedule that the table names for problems of `kind`, winners and alternates."""
-        found: dict[Schedule, None] = {}
-        for entry in self.by_kind.get(kind, ()):
-            found.update(dict.fromkeys(entry.schedules))
-        return list(found)
-
     def missing(self, problems: Iterable[Problem]) -> list[Problem]:
         """Those of `problems` that have no entry."""
         return [problem for problem in problems if problem not in self.by_problem]
