@@ -76,8 +76,6 @@ class Constants:
     latency_ns: float = 1150.0
     """From freeing a stage to its next contents under load: decode with 2, 3, 4 stages takes 0.93, 0.52, 0.41 us
     a k-block (times of another kernel)."""
-    multicast_ns: float = 200.0
-    """Longer in a cluster that multicasts: all its CTAs must have freed the stage."""
     outside_ns: float = 2.5
     """A row of 128 bytes outside the matrix, which TMA fills with zeros before it goes on: in tiles of 64 rows, 16
     take up to twice as long as with the operands swapped."""
@@ -231,11 +229,10 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     # Another CTA of the SM works while one starts or ends.
     restart_ns = 0.0 if s.persistent or sharing > 1 else (rounds - 1) * (c.latency_ns + c.cta_ns)
     hidden_end = s.arrangement == PINGPONG and s.persistent
-    latency_ns = c.latency_ns + (c.multicast_ns if s.multicast else 0.0)
 
     def ring_ns(mhz: float) -> float:
         # A stage is on its way for the latency, then in use until its products are done.
-        return (latency_ns + (1 + s.mma_in_flight) * issue * 1e3 / mhz) / s.stages
+        return (c.latency_ns + (1 + s.mma_in_flight) * issue * 1e3 / mhz) / s.stages
 
     def total_ns(mhz: float) -> float:
         issue_ns = issue * 1e3 / mhz

@@ -82,15 +82,26 @@ class Predictor:
 
     def rank(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[Schedule]:
         """The schedules, which must be valid, best first."""
+        return [s for _, _, s in self._ordered(problem, schedules, device)]
+
+    def best(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> tuple[Schedule, float]:
+        """The first of the ranking of one or more schedules, and its expected time in microseconds."""
+        _, score, schedule = self._ordered(problem, schedules, device)[0]
+        return schedule, math.exp(score + self.bias)
+
+    def _ordered(
+        self, problem: Problem, schedules: Sequence[Schedule], device: Device
+    ) -> list[tuple[bool, float, Schedule]]:
+        """Whether the analytic model alone ranks a schedule, its score, and the schedule; best first."""
         floor = floor_us(problem, device, self.constants)
         terms = {s: analyse(problem, s, device, self.constants) for s in schedules}
         limit = HOPELESS * min((t.total_us for t in terms.values()), default=0.0)
-
-        def order(s: Schedule) -> tuple[bool, float, Schedule]:
-            hopeless = terms[s].total_us > limit
-            return hopeless, terms[s].total_us if hopeless else self._score(problem, s, device, terms[s], floor), s
-
-        return sorted(terms, key=order)
+        return sorted(
+            (True, math.log(t.total_us), s)
+            if t.total_us > limit
+            else (False, self._score(problem, s, device, t, floor), s)
+            for s, t in terms.items()
+        )
 
 
 def _node(node: Sequence[Any]) -> Node:

@@ -22,7 +22,7 @@ MODEL = "model"
 NEAREST = "nearest"
 ANALYTIC = "analytic"
 
-SHORTLIST = 8
+SHORTLIST = 6
 RUNNERS_UP = 2
 """Schedules that the predictor chooses from, and how many an entry gives: those of the nearest problems. More take
 longer than a millisecond, and are not chosen more wisely."""
@@ -136,8 +136,7 @@ def _by_model(problem: Problem, table: Table, device: Device) -> Choice | None:
             break
     if not shortlist:
         return None
-    best = predictor.rank(problem, list(shortlist), device)[0]
-    expected = predictor.expected_us(problem, best, device)
+    best, expected = predictor.best(problem, list(shortlist), device)
     return Choice(problem, device, best, MODEL, expected, None, table.device.name)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from zlib import crc32
 
 import pytest
 from synthetic import PROBLEMS, journal, measure, true_us
 from tileseek.cost_model.analytic import H200_CONSTANTS, analyse, estimate_us, fit, floor_us
+from tileseek.cost_model.calibration import calibrate
 from tileseek.cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, costs, yardstick
 from tileseek.cost_model.draft import PER_TILE, analytic_best, draft, tile_of
 from tileseek.cost_model.predictor import Predictor
@@ -99,6 +100,19 @@ def test_fit_recovers_a_constant() -> None:
     assert error(fit(measures, H200)) < 0.02 < error(H200_CONSTANTS)
 
 
+def test_calibration_checks_itself_on_what_it_did_not_use() -> None:
+    truth = replace(H200_CONSTANTS, latency_ns=900.0, launch_ns=2500.0)
+    problems = [Problem(16, 6144, 4096), Problem(64, 7168, 2048)]
+    tiles = [replace(DECODE, stages=stages, tile_n=n) for stages in (2, 3, 4) for n in range(16, 136, 8)]
+    measures = [measure(p, s, estimate_us(p, s, H200, truth)) for p in problems for s in tiles]
+    found = calibrate(measures, H200, per_problem=36)
+    assert (found.used, found.used + found.checked) == (len(measures) - found.checked, len(measures))
+    assert found.after < 0.5 * found.before
+    assert found.to_json()["constants"].keys() == asdict(H200_CONSTANTS).keys()
+    with pytest.raises(BadInput, match="valid is a larger journal"):
+        calibrate(measures[:5], H200)
+
+
 @pytest.mark.parametrize("problem", [LARGE, Problem(16, 2112, 7168), Problem(1, 8, 8), Problem(1000, 1000, 1000)])
 def test_draft_is_valid_ordered_and_diverse(problem: Problem) -> None:
     found = draft(problem, H200, 32, seed=1)
@@ -178,7 +192,10 @@ def test_predictor_equals_ranker(contents: JournalContents) -> None:
         scores = ranker.scores(problem, schedules, H200)
         assert [predictor.score(problem, s, H200) for s in schedules] == pytest.approx(scores.mean.tolist(), abs=1e-12)
         assert (scores.spread >= 0).all() and scores.spread.max() > 0
-        assert predictor.rank(problem, schedules, H200)[0] == ranker.rank(problem, schedules, H200)[0]
+        best = ranker.rank(problem, schedules, H200)[0]
+        assert predictor.rank(problem, schedules, H200)[0] == best
+        expected = ranker.expected_us(problem, best, H200)
+        assert predictor.best(problem, schedules, H200) == (best, pytest.approx(expected))
     assert predictor.rank(PROBLEMS[0], [], H200) == []
 
 

@@ -16,6 +16,7 @@ from . import __version__
 from .commands import (
     bench,
     bench_search,
+    calibrate,
     codegen,
     dataset,
     doctor,
@@ -58,6 +59,7 @@ app.command("dataset", context_settings=_NUMBERS)(dataset.command)
 app.command("noise", context_settings=_NUMBERS)(noise.command)
 app.command("recheck", context_settings=_NUMBERS)(recheck.command)
 app.command("portfolio")(portfolio.command)
+app.command("calibrate")(calibrate.command)
 app.command("export")(export.command)
 app.command("report")(report.command)
 app.command("doctor")(doctor.command)
