@@ -157,7 +157,7 @@ class OperandSet:
 
     def _widen(self) -> None:
         for own, copy in zip((self.a, self.b), self.wide or (), strict=False):
-            copy.copy_(own)
+            _one_matrix(copy).copy_(_one_matrix(own))
 
     def poison(self) -> None:
         """Make every element of the outputs a NaN, and the guard bands their known value."""

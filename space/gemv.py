@@ -42,8 +42,9 @@ WARP_ELEMENTS = 32 * LOAD_ELEMENTS
 
 REGISTER_OVERHEAD = 34
 VECTOR_OVERHEAD = 6
-"""Registers of a thread for addresses, indices and temporaries, in all and for each vector (found by compiling the
-space)."""
+SPLIT_OVERHEAD = 36
+"""Registers of a thread for addresses, indices and temporaries, in all, for each vector, and where CTAs share K (found
+by compiling the space)."""
 
 MOST_REGISTERS = 232
 """Most that may be needed by this count: of 255 the compiler's schedule takes some more (found likewise)."""
@@ -155,7 +156,8 @@ def gemv_registers(problem: Problem, s: Schedule) -> int:
     sums = s.tile_m * tile.outputs
     results = ceil_div(s.tile_m * s.tile_n, s.threads)
     addresses = 2 * tile.loads if tile.k_major else 2
-    return ring + across + sums + 2 * results + addresses + REGISTER_OVERHEAD + VECTOR_OVERHEAD * s.tile_m
+    overhead = REGISTER_OVERHEAD + VECTOR_OVERHEAD * s.tile_m + (SPLIT_OVERHEAD if s.split_k > 1 else 0)
+    return ring + across + sums + 2 * results + addresses + overhead
 
 
 def tile_problems(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
@@ -242,7 +244,8 @@ def gemv_domain(name: str, s: Schedule, problem: Problem, device: Device, splits
         case "split_k":
             grid = tile_grid(problem, s)
             most = min(grid.k_blocks, 2**31 // grid.k_blocks - 1, 2**31 // grid.ctas - 1)
-            return [k for k in splits if k == 1 or k <= most]
+            fits = not any(tile_problems(problem, replace(s, split_k=2), device))
+            return [k for k in splits if k == 1 or (fits and k <= most)]
         case "reduction":
             return ["slots" if s.split_k > 1 else "cluster"]
         case "evict_first":

@@ -65,7 +65,7 @@ PROBLEMS = [
     ),
     Problem(521, 784, 1040, "fp8", out_dtype="fp16", epilogue="scale_m+residual"),
     Problem(521, 784, 1040, "fp8", out_dtype="fp32", epilogue="bias_m+relu+residual"),
-    Problem(521, 784, 1040, "bf16", "tt", epilogue="scale_m+scale_n+bias+relu+residual"),
+    Problem(520, 784, 1040, "bf16", "tt", epilogue="scale_m+scale_n+bias+relu+residual"),
     Problem(17, 2120, 7168, "fp8"),
     Problem(300, 208, 528, "fp8", batch=3, broadcast="b", epilogue="scale_m+scale_n"),
     Problem(517, 773, 1031, "fp8", a_align=16, b_align=16, d_align=16, accumulate="promoted"),
