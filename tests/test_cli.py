@@ -591,20 +591,21 @@ def test_ctrl_c_keeps_what_there_is_and_says_how_to_go_on(recorded: Path, tmp_pa
     """A signal in the middle of a search, as a terminal sends it."""
     out = tmp_path / "run"
     words = ["tune", str(recorded / "suite.csv"), "--replay", str(recorded / "journal.jsonl.gz"), "--out", str(out)]
-    slow = """
+    stuck = """
 import sys, time
 from tileseek import cli
 from tileseek.commands import output
 from tileseek.search import runner
 measure = runner.ReplayRunner.measure
-def slowly(*arguments):
-    time.sleep(0.2)
+pauses = iter([0.0] * 6)
+def stuck(*arguments):
+    time.sleep(next(pauses, 30.0))
     return measure(*arguments)
-runner.ReplayRunner.measure = slowly
+runner.ReplayRunner.measure = stuck
 cli.main()
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", slow, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
+        [sys.executable, "-c", stuck, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
     )
     journal = out / "journal.jsonl"
     while not journal.exists() or journal.read_bytes().count(b"\n") < 20:
