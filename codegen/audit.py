@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..space import DTYPE_BYTES, GEMV, OUT_DTYPE_BYTES, PROMOTED, Problem, Schedule
-from ..space.resources import WGMMA_K_BYTES, boxes_of_a_piece, piece_count, stores_per_piece, wgmma_groups
+from ..space.resources import (
+    WGMMA_K_BYTES,
+    boxes_of_a_piece,
+    copied,
+    piece_count,
+    stores_per_piece,
+    wgmma_groups,
+)
 from .sass import Loop, decode, in_wgmma_loops, k_loops
 
 AUDIT_VERSION = "4"
@@ -192,14 +199,20 @@ def audit_kernel(problem: Problem, schedule: Schedule, log: str, cubin: bytes, e
         expected_additions=schedule.accumulators * wgmma_groups(problem, schedule) * (problem.accumulate == PROMOTED),
         expected_setmaxnreg=2 if schedule.consumer_regs else 0,
         expected_stores=_stores(problem, schedule) if schedule.store == "tma" else 0,
-        expected_stmatrix=schedule.store == "tma" and OUT_DTYPE_BYTES[problem.out_dtype] == 2,
+        expected_stmatrix=schedule.staged and OUT_DTYPE_BYTES[problem.out_dtype] == 2,
         expected_multicast=schedule.multicast,
-        expected_elections=(schedule.arrangement != GEMV) + (schedule.residual_buffers > 0),
+        expected_elections=_elections(problem, schedule),
     )
 
 
 def _stores(problem: Problem, s: Schedule) -> int:
     return piece_count(problem, s) * stores_per_piece(problem) * boxes_of_a_piece(problem, s)
+
+
+def _elections(problem: Problem, schedule: Schedule) -> int:
+    """Kinds of threads that are elected to load by TMA."""
+    operands = schedule.arrangement != GEMV and not all(copied(problem, operand) for operand in "ab")
+    return operands + (schedule.residual_buffers > 0)
 
 
 def _k_loop(loop: Loop) -> KLoop:

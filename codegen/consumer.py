@@ -14,7 +14,6 @@ def consumer(problem: Problem, s: Schedule) -> str:
     """The rest of the kernel, after the producer has returned."""
     rows, columns = operand_tiles(problem, s)
     pingpong = s.arrangement == PINGPONG
-    staged = s.store == "tma"
     lines = ["  // Consumers."]
     if s.consumer_regs:
         lines.append(f"  grow_registers<{s.consumer_regs}>();")
@@ -36,8 +35,10 @@ def consumer(problem: Problem, s: Schedule) -> str:
             "    if (thread == 0) mbarrier_arrive(empty + 8 * stage);",
             "  };",
         ]
-    if staged:
+    if s.staged:
         lines.append("  const u32 chunks = smem + SMEM_EPILOGUE + consumer * BUFFERS * CHUNK;")
+    if s.store == "copy":
+        lines.append("  const unsigned char* const written = shared + SMEM_EPILOGUE + consumer * BUFFERS * CHUNK;")
     if s.workspace:
         lines += [
             "  // Counters of arrivals, one for each warpgroup of each tile, then the slots of partial tiles.",
@@ -97,7 +98,7 @@ def consumer(problem: Problem, s: Schedule) -> str:
         *("    " + line for line in epilogue.call(problem, s)),
         "  }",
     ]
-    if staged:
+    if s.store == "tma":
         lines.append("  if (thread == 0) tma_store_wait<0>();")
     return "\n".join(lines)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..space import Problem, Schedule
 from ..space.resources import ACCUMULATOR_BYTES, boxes_of_a_piece
-from . import fusion, stores
+from . import copying, fusion, stores
 from .pieces import Piece, pieces
 from .plan import UP
 from .walk import product
@@ -122,13 +122,17 @@ def _store(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
     lines = []
     for turn, (matrix, column, values) in enumerate(outputs, piece.turn * len(outputs)):
         number = turn % s.epilogue_buffers
-        chunk = "chunks" if number == 0 else f"chunks + {number} * CHUNK"
+        place = "" if number == 0 else f" + {number} * CHUNK"
+        if s.store == "tma":
+            store = stores.store_piece(problem, s, piece, matrix, f"chunks{place}")
+        else:
+            store = [copying.store(problem, s, piece, f"written{place}")]
         lines += [
             *_wait_for_chunk(problem, s, turn, values),
-            f"stage_piece<{column}, {piece.width}>(accumulators[{piece.block}], {chunk}, thread);",
+            f"stage_piece<{column}, {piece.width}>(accumulators[{piece.block}], chunks{place}, thread);",
             *(fusion.release(s) if matrix == "d" else []),
             "named_sync(1 + consumer, 128);",
-            *stores.store_piece(problem, s, piece, matrix, chunk),
+            *store,
         ]
     return lines
 
@@ -137,12 +141,17 @@ def _wait_for_chunk(problem: Problem, s: Schedule, turn: int, values: list[str])
     """Lines that work out `values`, and wait until the store that last read the chunk has done so: just before the
     chunk is written again. The first wait is for the tile before, whose stores had a whole main loop to finish; it
     comes first, for all threads must also have laid the bias out before it is read."""
+    all_threads = "named_sync(1 + consumer, 128);"
+    pending = "0"
+    if turn > 0:
+        pending = "BUFFERS - 1" if (boxes := boxes_of_a_piece(problem, s)) == 1 else f"{boxes} * (BUFFERS - 1)"
+    wait = [f"if (thread == 0) tma_store_wait<{pending}>();", all_threads]
+    if s.store == "copy":
+        # With two chunks the barrier of the piece before tells that all threads have stored the one before that.
+        wait = [all_threads] if turn == 0 or s.epilogue_buffers == 1 else []
     if turn == 0:
-        return ["if (thread == 0) tma_store_wait<0>();", "named_sync(1 + consumer, 128);", *values]
-    if turn < s.epilogue_buffers:
-        return values
-    pending = "BUFFERS - 1" if (boxes := boxes_of_a_piece(problem, s)) == 1 else f"{boxes} * (BUFFERS - 1)"
-    return [*values, f"if (thread == 0) tma_store_wait<{pending}>();", "named_sync(1 + consumer, 128);"]
+        return [*wait, *values]
+    return [*values, *wait] if turn >= s.epilogue_buffers else values
 
 
 _EXCHANGE = """\

@@ -7,6 +7,7 @@ the kernel computes: with swapped operands a bias along n is one along rows.
 from __future__ import annotations
 
 from ..space import PINGPONG, Problem, Schedule
+from ..space.resources import copied
 from . import ptx, scales
 from .pieces import Piece, pieces
 from .walk import FIRST_ROW, consumer_loop, d_columns, first_column, product
@@ -39,7 +40,7 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
         if s.residual_buffers:
             found.append(_ldmatrix(s.swap_ab) + _residual_from_chunks(parameter, times))
         else:
-            found.append(_residual_from_memory(problem.out_dtype, parameter, times))
+            found.append(_residual_from_memory(problem, parameter, times))
     return found
 
 
@@ -310,27 +311,52 @@ __device__ __forceinline__ void add_residual(float (&d)[COUNT], u32 chunk, int t
 }}"""
 
 
-def _residual_from_memory(dtype: str, parameter: str, times: str) -> str:
-    """`add_residual` from device memory; `times` multiplies what is added, by a `parameter`."""
-    element = ptx.C_TYPES[dtype]
+_LOAD_TWO = """\
+// Two elements at any address, or the only one that is inside. Volatile, so that the loads of later pieces are not
+// brought forward: they would not find registers.
+__device__ __forceinline__ u32 load_two(const unsigned short* source, bool both) {
+  unsigned short first, second = 0;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(first) : "l"(source) : "memory");
+  if (both) asm volatile("ld.global.u16 %0, [%1];" : "=h"(second) : "l"(source + 1) : "memory");
+  return first | (u32)second << 16;
+}"""
+
+
+def _load_pair(dtype: str) -> str:
+    pair, load = "u32", 'asm volatile("ld.global.u32 %0, [%1];" : "=r"(two)'
     if dtype == "fp32":
         pair, load = "float2", 'asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y)'
-        first, second = "two.x", "two.y"
-    else:
-        pair, load = "u32", 'asm volatile("ld.global.u32 %0, [%1];" : "=r"(two)'
-        first, second = "widen(two & 0xFFFF)", "widen(two >> 16)"
     return f"""\
 // Volatile, so that the loads of later pieces are not brought forward: they would not find registers.
-__device__ __forceinline__ {pair} load_pair(const {element}* source) {{
+__device__ __forceinline__ {pair} load_pair(const {ptx.C_TYPES[dtype]}* source) {{
   {pair} two;
   {load} : "l"(source) : "memory");
   return two;
-}}
+}}"""
+
+
+def _residual_from_memory(problem: Problem, parameter: str, times: str) -> str:
+    """`add_residual` from device memory; `times` multiplies what is added, by a `parameter`. Pairs lie at multiples of
+    their size, or those of 16-bit elements anywhere."""
+    dtype = problem.out_dtype
+    element = ptx.C_TYPES[dtype]
+    if dtype == "fp32":
+        pair, first, second = "float2", "two.x", "two.y"
+    else:
+        pair, first, second = "u32", "widen(two & 0xFFFF)", "widen(two >> 16)"
+    source = "c + at * pitch + pair + 8 * unit"
+    function, load = _load_pair(dtype), f"load_pair({source})"
+    if problem.alignment("d") == 2:
+        function, load = _LOAD_TWO, f"load_two({source}, pair + 8 * unit + 1 < n)"
+    # Where threads store as well, the compiler would keep the addresses of both from piece to piece.
+    hide = '  asm volatile("" : "+r"(row), "+r"(column), "+r"(thread));\n' if copied(problem, "d") else ""
+    return f"""\
+{function}
 // Adds a piece of the residual from device memory.
 template <int COLUMN, int WIDTH, int COUNT>
 __device__ __forceinline__ void add_residual(float (&d)[COUNT], const {element}* c, long long pitch, int row,
                                              int column, int m, int n, int thread{parameter}) {{
-  const int first = row + thread / 32 * 16 + thread % 32 / 4;
+{hide}  const int first = row + thread / 32 * 16 + thread % 32 / 4;
   const int pair = column + COLUMN + thread % 4 * 2;
   #pragma unroll
   for (int half = 0; half < 2; ++half) {{
@@ -339,7 +365,7 @@ __device__ __forceinline__ void add_residual(float (&d)[COUNT], const {element}*
     #pragma unroll
     for (int unit = 0; unit < WIDTH / 8; ++unit) {{
       if (pair + 8 * unit >= n) continue;
-      const {pair} two = load_pair(c + at * pitch + pair + 8 * unit);
+      const {pair} two = {load};
       const int j = (COLUMN / 8 + unit) * 4 + 2 * half;
       d[j] += {times}{first};
       d[j + 1] += {times}{second};

@@ -29,6 +29,7 @@ from ..space.resources import (
     ACCUMULATOR_BYTES,
     SWIZZLE_BYTES,
     OperandTile,
+    copied,
     loaded_rows,
     operand_tiles,
     tile_columns,
@@ -100,7 +101,7 @@ class LaunchPlan:
     arguments: tuple[Argument, ...]
     """Each only where the kernel has it: addresses and pitches in elements of the operand with the kernel's rows and of
     the other, where they are read without TMA; the address of the workspace; of the bias; address and pitches of a
-    residual that consumers read themselves; and of D for direct stores; the numbers alpha and beta."""
+    residual that consumers read themselves; and of D where TMA does not store it; the numbers alpha and beta."""
     block: int
     cluster: int
     smem_bytes: int
@@ -150,7 +151,9 @@ def launch_plan(problem: Problem, schedule: Schedule, pitches: Pitches | None = 
     tiles = operand_tiles(problem, schedule)
     loaded = loaded_rows(problem, schedule)
     maps = [
-        _operand_map(problem, schedule, tile, slab_rows, pitches) for tile, slab_rows in zip(tiles, loaded, strict=True)
+        _operand_map(problem, schedule, tile, slab_rows, pitches)
+        for tile, slab_rows in zip(tiles, loaded, strict=True)
+        if not copied(problem, tile.operand)
     ]
     widths = store_widths(problem, schedule)
     staged = staged_matrices(problem, schedule)
@@ -266,8 +269,8 @@ def _stage_bytes(loaded: tuple[int, int], tiles: tuple[OperandTile, OperandTile]
 
 
 def _arguments(problem: Problem, schedule: Schedule, pitches: Pitches) -> Iterator[Argument]:
-    if schedule.arrangement == GEMV:
-        for operand in "ba" if schedule.swap_ab else "ab":
+    for operand in "ba" if schedule.swap_ab else "ab":
+        if schedule.arrangement == GEMV or copied(problem, operand):
             yield from _matrix(problem, operand, getattr(pitches, operand))
     if schedule.workspace:
         yield Argument("address", "workspace")
@@ -277,7 +280,7 @@ def _arguments(problem: Problem, schedule: Schedule, pitches: Pitches) -> Iterat
         yield Argument("address", "bias")
     if problem.fused.residual and not schedule.residual_buffers:
         yield from _matrix(problem, "c", pitches.c)
-    if schedule.store == "direct":
+    if schedule.store != "tma":
         yield from _matrix(problem, "d", pitches.d)
     for number in ("alpha", "beta"):
         if getattr(problem.fused, number):

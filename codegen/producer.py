@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..space import DTYPE_BYTES, Problem, Schedule
-from ..space.resources import SWIZZLE_BYTES, OperandTile, operand_tiles
+from ..space.resources import SWIZZLE_BYTES, OperandTile, copied, operand_tiles
 from . import fusion
 from .ptx import load_name
 from .walk import FIRST_ROW, first_column, loop
@@ -11,8 +11,9 @@ from .walk import FIRST_ROW, first_column, loop
 
 def ready_barrier(s: Schedule) -> str:
     """The barrier at which others wait for the warp that initialises the mbarriers, and how many threads it is for:
-    that warp, the consumers, and the loaders of a residual."""
-    return f"0, {32 + 128 * s.consumers + (32 * s.consumers if s.residual_buffers else 0)}"
+    that warp, the consumers, the loaders of a residual, and the other warps of a producer that copies."""
+    others = 32 * s.consumers if s.residual_buffers else 96 if s.load == "copy" else 0
+    return f"0, {32 + 128 * s.consumers + others}"
 
 
 def hinted(s: Schedule, tile: OperandTile) -> bool:
@@ -22,7 +23,8 @@ def hinted(s: Schedule, tile: OperandTile) -> bool:
 
 def load_flags(problem: Problem, s: Schedule) -> set[tuple[bool, bool]]:
     """The (multicast, hinted) kinds of load that the kernel uses."""
-    flags = {(tile.sharers > 1, hinted(s, tile)) for tile in operand_tiles(problem, s)}
+    tiles = [tile for tile in operand_tiles(problem, s) if not copied(problem, tile.operand)]
+    flags = {(tile.sharers > 1, hinted(s, tile)) for tile in tiles}
     return flags | {(False, False)} if s.residual_buffers else flags
 
 
@@ -42,9 +44,9 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     if s.evict_first:
         lines.append("      const u64 once = evict_first();")
     for name, tile in tiles.items():
-        lines += _load_operand(problem, s, name, tile)
+        lines += load_operand(problem, s, name, tile)
     lines.append("      Ring<STAGES> ring{0, 0};")
-    corner = {name: _corner(problem, name) for name in tiles}
+    corner = {name: corner_of(problem, name) for name in tiles}
     arriving = "A_STAGE + B_STAGE"
     if s.clip_boxes:
         arriving = "stage_bytes"
@@ -52,7 +54,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             "      // Rows of a tile outside the matrix are not loaded. What was left there, NaN or not, reaches only",
             "      // rows or columns of the accumulators that are never stored.",
         ]
-    first = "unit_work.first_block + " if s.workspace else "first_block + " if s.split_cluster else ""
+    first = first_block(s)
     if s.dependent_launch == "weights":
         early = "a" if s.swap_ab else "b"
         late = "b" if s.swap_ab else "a"
@@ -121,14 +123,19 @@ _DRAIN = [
 """An arrival from a peer is on its way for a while, and must not reach a CTA that is gone."""
 
 
-def _corner(problem: Problem, name: str) -> str:
+def first_block(s: Schedule) -> str:
+    """What is added to the number of a k-block where a CTA has a share of K."""
+    return "unit_work.first_block + " if s.workspace else "first_block + " if s.split_cluster else ""
+
+
+def corner_of(problem: Problem, name: str) -> str:
     """Where the CTA's tile begins in an operand of the kernel: its first row, and which product of a batch; operands
     that all products share have a step of 0."""
     row = {"a": FIRST_ROW, "b": first_column(problem)}[name]
     return f"{row}, at.batch * {name}_step" if problem.batched else row
 
 
-def _load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) -> list[str]:
+def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) -> list[str]:
     """A lambda that fills one operand of a stage; a shared tile is loaded in slices or by the first that shares it."""
     upper = name.upper()
     number, mask = {

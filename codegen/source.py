@@ -13,13 +13,14 @@ from ..space import DTYPE_BYTES, GEMV, OUT_DTYPE_BYTES, PINGPONG, PROMOTED, Prob
 from ..space.problem import PROMOTED_K
 from ..space.resources import (
     OperandTile,
+    copied,
     empty_arrivals,
     exchange_slots,
     operand_tiles,
     piece_count,
     stage_readers,
 )
-from . import epilogue, fusion, gemv, ptx, scales, walk
+from . import copying, epilogue, fusion, gemv, ptx, scales, walk
 from .consumer import consumer
 from .plan import map_rank, staged_matrices, store_widths
 from .producer import load_flags, producer
@@ -79,13 +80,16 @@ def _title(problem: Problem, s: Schedule) -> str:
 // {product}.
 // {_arithmetic(problem)}, all row-major.
 {gemv.roles(problem, s)}"""
+    feeds = f"one thread feeds a ring of {s.stages} stages by TMA"
+    if s.load == "copy":
+        feeds = f"all threads copy rows that TMA does not take to a ring of {s.stages} stages"
     return f"""\
 // tileseek generator {GENERATOR_VERSION}: {s.kernel.name}
 // Persistence, raster, swizzles and L2 promotion belong to the launch; the name has them at their defaults.
 //
 // {product}.
 // {_arithmetic(problem)}, all row-major.
-// One producer warpgroup, of which one thread feeds a ring of {s.stages} stages by TMA,
+// One producer warpgroup, of which {feeds},
 // and {roles}."""
 
 
@@ -143,7 +147,7 @@ def _constants(problem: Problem, s: Schedule) -> str:
         f"constexpr u32 SMEM_A = {smem.a};",
         f"constexpr u32 SMEM_B = {smem.b};",
     ]
-    if s.store == "tma":
+    if s.staged:
         lines.append(f"constexpr u32 SMEM_EPILOGUE = {smem.epilogue};")
     if s.residual_buffers:
         lines.append(f"constexpr u32 SMEM_RESIDUAL = {smem.residual};")
@@ -162,7 +166,8 @@ def _constants(problem: Problem, s: Schedule) -> str:
     if s.split_cluster:
         rings = s.stages + s.residual_buffers * s.consumers
         lines.append(f"constexpr u32 SMEM_EXCHANGED = SMEM_FULL + 16 * {rings};")
-    if s.store == "tma":
+    lines += copying.constants(problem, s)
+    if s.staged:
         lines += [
             "",
             f"constexpr int BUFFERS = {s.epilogue_buffers};  // epilogue chunks of a warpgroup",
@@ -204,8 +209,11 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
     rows, columns = operand_tiles(problem, s)
     pingpong = s.arrangement == PINGPONG
     split = s.split_cluster
-    staged = s.store == "tma"
+    copies, by_tma = s.load == "copy", copying.full_arrivals(problem, s) != 128
     needed = {
+        "elect_one": by_tma,
+        "tensor_map_prefetch": by_tma or s.store == "tma",
+        "mbarrier_expect": by_tma or split,
         "mbarrier_arrive": not s.multicast or s.residual_buffers > 0,
         "mbarrier_arrive_peer": s.multicast,
         "peer_address": s.cluster_size > 1,
@@ -215,25 +223,26 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
         "store_peer": split,
         "dependent_launch": bool(s.dependent_launch),
         "evict_first": bool(s.evict_first),
-        "named_sync": not s.multicast or staged or pingpong or s.workspace,
+        "named_sync": not s.multicast or s.staged or pingpong or s.workspace,
         "workspace": s.workspace and not s.dealt,
         "shares": s.workspace and s.dealt,
         "add_global": s.reduction == "atomic",
         "named_arrive": not s.multicast or pingpong,
-        "tma_store": staged,
-        "tma_store_wait": staged,
-        "proxy_fence": staged,
+        "tma_store": s.store == "tma",
+        "tma_store_wait": s.store == "tma",
+        "proxy_fence": s.store == "tma" or copies,
         "set_registers": s.consumer_regs > 0,
     }
     rank = map_rank(problem)
     return [
         *(text for name, text in ptx.primitives(rank).items() if needed.get(name, True)),
         *(ptx.tma_load_function(*flags, rank) for flags in sorted(load_flags(problem, s))),
-        *([ptx.stmatrix_functions(s.swap_ab)] if staged and OUT_DTYPE_BYTES[problem.out_dtype] == 2 else []),
+        *([ptx.stmatrix_functions(s.swap_ab)] if s.staged and OUT_DTYPE_BYTES[problem.out_dtype] == 2 else []),
         *filter(None, [ptx.pack_function(problem.out_dtype)]),
         ptx.wgmma_function(s.tile_n, problem.dtype, rows.k_major, columns.k_major),
         _DESCRIPTOR,
         _RING,
+        *copying.functions(problem, s),
     ]
 
 
@@ -282,7 +291,8 @@ def _barriers(problem: Problem, s: Schedule) -> list[str]:
             "mbarrier_init(smem + SMEM_EXCHANGED, 1);",
             f"mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(problem, s)});",
         ]
-    rings = [("STAGES", ("full", " 1"), ("empty", _empty_arrivals(s)))]
+    full = copying.full_arrivals(problem, s)
+    rings = [("STAGES", ("full", f" {full}"), ("empty", _empty_arrivals(s)))]
     if s.residual_buffers:
         landed = "smem + SMEM_LANDED"
         rings.append(("RESIDUALS * CONSUMERS", (landed, " 1"), (f"{landed} + 8 * RESIDUALS * CONSUMERS", " 4")))
@@ -295,7 +305,7 @@ def _barriers(problem: Problem, s: Schedule) -> list[str]:
         return ["    " + line for line in [*lines, *("  " + line for line in exchange), "}"]]
     lines = [
         "if (threadIdx.x < STAGES) {",
-        "  mbarrier_init(full + 8 * threadIdx.x, 1);",
+        f"  mbarrier_init(full + 8 * threadIdx.x, {full});",
         f"  mbarrier_init(empty + 8 * threadIdx.x,{_empty_arrivals(s)});",
         "}",
     ]
@@ -312,7 +322,9 @@ def _barriers(problem: Problem, s: Schedule) -> list[str]:
 
 
 def _kernel(problem: Problem, s: Schedule) -> str:
-    maps = ["map_a", "map_b"]
+    tiles = dict(zip("ab", operand_tiles(problem, s), strict=True))
+    by_threads = [name for name, tile in tiles.items() if copied(problem, tile.operand)]
+    maps = [f"map_{name}" for name in tiles if name not in by_threads]
     for matrix in staged_matrices(problem, s):
         maps += [f"map_{matrix}{width}" for width in store_widths(problem, s)]
     arguments = [f"const __grid_constant__ TensorMap {name}" for name in maps]
@@ -321,6 +333,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         arguments.append("int batch, int a_step, int b_step")
     if s.clip_boxes:
         arguments.append("int stage_bytes")
+    arguments += [f"const unsigned short* {name}, " + _pitches(problem, name) for name in by_threads]
     identity = [
         "  constexpr int cluster_row = 0, cluster_column = 0;",
         "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",
@@ -358,9 +371,13 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     element = ptx.C_TYPES[problem.out_dtype]
     if problem.fused.residual and not s.residual_buffers:
         arguments.append(f"const {element}* __restrict__ c, " + _pitches(problem, "c"))
-    if s.store == "direct":
+    if s.store != "tma":
         arguments.append(f"{element}* __restrict__ d, " + _pitches(problem, "d"))
     arguments += [f"float {name}" for name in ("alpha", "beta") if getattr(problem.fused, name)]
+    prefetch = ["  if (threadIdx.x == 32) {", *(f"    tensor_map_prefetch({name});" for name in maps), "  }"]
+    if not maps:
+        prefetch = []
+    produce = copying.copying_producer if s.load == "copy" else producer
     lines = "\n".join
     return f"""\
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -376,16 +393,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int tiles = tiles_m * tiles_n{" * batch" if problem.batched else ""};
 {lines(share)}
 
-  if (threadIdx.x == 32) {{
-{lines(f"    tensor_map_prefetch({name});" for name in maps)}
-  }}
+{lines(prefetch)}
   if (warp == 0) {{
 {lines(_barriers(problem, s))}
     mbarrier_init_fence();
     __syncwarp();
   }}
 {lines([*ready, ""])}
-{producer(problem, s, leave)}
+{produce(problem, s, leave)}
 
 {consumer(problem, s)}
 }}"""

@@ -20,7 +20,7 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
         case 2:
             return [
                 _PIECE_ADDRESS_TRANSPOSED if s.swap_ab else _PIECE_ADDRESS,
-                _stage_piece(problem.fused.activation != ""),
+                _stage_piece(problem.fused.activation != "", s.store == "tma"),
             ]
         case 4:
             return [_STAGE_FP32_TRANSPOSED if s.swap_ab else _STAGE_FP32]
@@ -62,16 +62,18 @@ __device__ __forceinline__ u32 piece_address(u32 chunk, int unit, int thread) {
 }"""
 
 
-def _stage_piece(activated: bool) -> str:
-    """`stage_piece`: registers to a chunk. Between activations it separates what the compiler would do all at once."""
+def _stage_piece(activated: bool, by_tma: bool) -> str:
+    """`stage_piece`: registers to a chunk, which a TMA store reads or threads do. Between activations it separates what
+    the compiler would do all at once."""
     barrier = (
         """
       __syncwarp();  // ends a basic block: activations of the whole piece at once would not find registers"""
         if activated
         else ""
     )
+    reader, fence = ("a TMA store", "\n  proxy_fence();") if by_tma else ("threads", "")
     return f"""\
-// Writes columns COLUMN .. COLUMN + WIDTH of a 64-row block to shared memory, for a TMA store to read.
+// Writes columns COLUMN .. COLUMN + WIDTH of a 64-row block to shared memory, for {reader} to read.
 template <int COLUMN, int WIDTH, int COUNT>
 __device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, int thread) {{
   if constexpr (WIDTH == 8) {{
@@ -84,8 +86,7 @@ __device__ __forceinline__ void stage_piece(const float (&d)[COUNT], u32 chunk, 
       stmatrix_x4(piece_address<WIDTH>(chunk, unit, thread), pack(d[j], d[j + 1]), pack(d[j + 2], d[j + 3]),
                   pack(d[j + 4], d[j + 5]), pack(d[j + 6], d[j + 7]));{barrier}
     }}
-  }}
-  proxy_fence();
+  }}{fence}
 }}"""
 
 

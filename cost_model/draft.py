@@ -35,11 +35,11 @@ from ..space import (
 )
 from ..space.gemv import STAGES as GEMV_STAGES
 from ..space.gemv import gemv_tile, gemv_tiles
-from ..space.resources import can_clip, operand_tiles
+from ..space.resources import can_clip, copied, operand_tiles, register_splits
 from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K, TILE_K
 from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us, read_once
 
-TILE_DIMENSIONS = ("arrangement", "consumers", "tile_m", "tile_n")
+TILE_DIMENSIONS = ("arrangement", "consumers", "load", "tile_m", "tile_n")
 
 PER_TILE = 3
 """Most kernels of a draft that share arrangement, tile and structure."""
@@ -223,7 +223,7 @@ def _tiles(problem: Problem, device: Device) -> tuple[Schedule, ...]:
 
 
 def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
-    producer, consumer = {1: (0, 0), 2: (40, 232), 3: (32, 160)}[tile.consumers]
+    producer, consumer = register_splits(tile)[-1]
     alone = tile.arrangement == PINGPONG or tile.consumers == 1
     large = tile.tile_m * tile.tile_n >= 128 * 176
     tile = replace(
@@ -231,7 +231,7 @@ def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
         straight_start=True,
         producer_regs=producer,
         consumer_regs=consumer,
-        store="tma",
+        store="copy" if copied(problem, "d") else "tma",
         # A narrow chunk leaves the shared memory of a large tile to its ring.
         epilogue_n=32 if large else 64,
         epilogue_buffers=1 if tile.arrangement == PINGPONG else 2,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..cost_model.costs import by_problem, costs
 from ..space import DTYPE_BYTES, FOR_TIME, OBJECTIVES, BadInput, Device, Problem, Schedule, find_device, violations
 from ..space.generations import same_kernel
+from ..space.problem import MATRICES, TMA_ALIGNMENT
 from .journal import JournalContents, Measure, policy_name
 from .noise import Noise
 from .selection import Selection, select_final
@@ -128,6 +129,16 @@ class Entry:
         )
 
 
+_SIZES_AND_PLACES = ("m", "n", "k", "batch", "broadcast", "a_align", "b_align", "d_align")
+"""Fields of a problem that are not of its kind."""
+
+
+def _alignments(problem: Problem) -> list[tuple[str, int]]:
+    """The alignments that are of its kind: those that TMA does not take."""
+    aligned = [(matrix, problem.alignment(matrix)) for matrix in MATRICES]
+    return [(matrix, size) for matrix, size in aligned if size < TMA_ALIGNMENT]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
     """Best schedules for one device class."""
@@ -173,7 +184,8 @@ class Table:
         rows = []
         for _, entries in sorted(self.by_kind.items()):
             words = entries[0].problem.to_json().items()
-            row = {name: word for name, word in words if name not in ("m", "n", "k", "batch", "broadcast")}
+            row = {name: word for name, word in words if name not in _SIZES_AND_PLACES}
+            row |= {f"{matrix}_align": size for matrix, size in _alignments(entries[0].problem)}
             row["problems"] = len(entries)
             for size in ("m", "n", "k", "batch") if entries[0].problem.batched else ("m", "n", "k"):
                 values = [getattr(entry.problem, size) for entry in entries]

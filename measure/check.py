@@ -147,30 +147,37 @@ def row_slices(rows: int, columns: int, elements: int = SLICE_ELEMENTS) -> Itera
 
 def companions(problem: Problem, schedule: Schedule, device: Device) -> list[Problem]:
     """The odd-shaped problems of the same kind that `schedule` must also get right: those it is valid for. A batch has
-    three products."""
-    batch = min(problem.batch, 3)
+    three products. Where the problem's rows end inside 16 bytes, so do theirs, at the same place."""
     element, out = DTYPE_BYTES[problem.dtype], OUT_DTYPE_BYTES[problem.out_dtype]
     halves = 2 if problem.fused.gated else 1
-    along_n = max(halves * TMA_ALIGNMENT // out, TMA_ALIGNMENT // element if problem.b_major == "n" else 1)
+    units = {"m": TMA_ALIGNMENT // element, "k": TMA_ALIGNMENT // element}
+    units["n"] = max(halves * TMA_ALIGNMENT // out, TMA_ALIGNMENT // element if problem.b_major == "n" else 1)
     sizes = [
-        (
-            m if problem.a_major == "k" else ALIGNED_M[m],
-            _odd_multiple(n, along_n),
-            _odd_multiple(k, TMA_ALIGNMENT // element),
-        )
+        (m if problem.a_major == "k" else ALIGNED_M[m], _odd_multiple(n, units["n"]), _odd_multiple(k, units["k"]))
         for m, n, k in COMPANION_SIZES
     ]
     if schedule.arrangement == GEMV:
         # Only so many vectors: cut to as many as it takes.
         most = schedule.tile_m
         sizes = [(m, min(n, most), k) if schedule.swap_ab else (min(m, most), n, k) for m, n, k in sizes]
-    found = [replace(problem, m=m, n=n, k=k, batch=batch) for m, n, k in sizes]
+    batch = min(problem.batch, 3)
+    found = []
+    for extents in sizes:
+        m, n, k = (_ending_as(problem, axis, size, units[axis]) for axis, size in zip("mnk", extents, strict=True))
+        found.append(replace(problem.resized(m, n, k), batch=batch))
     return [companion for companion in found if not violations(companion, schedule, device)]
 
 
 def shape(problem: Problem) -> str:
     """The sizes of a companion in words, such as `37x40x16392`, with the batch ahead where there is one."""
     return f"{problem.batch}x" * problem.batched + f"{problem.m}x{problem.n}x{problem.k}"
+
+
+def _ending_as(problem: Problem, axis: str, size: int, unit: int) -> int:
+    """`size`, or a little less: rows along `axis` end inside 16 bytes (`unit` elements) where the problem's do."""
+    end = getattr(problem, axis) % unit
+    contiguous = axis in (problem.a_major, problem.b_major, "n")
+    return size - unit + int(end) if contiguous and end and size >= unit else size
 
 
 def _odd_multiple(size: int, unit: int) -> int:

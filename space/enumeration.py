@@ -22,6 +22,8 @@ from .problem import DTYPE_BYTES, PROMOTED, Problem
 from .resources import (
     SWIZZLE_BYTES,
     can_clip,
+    copied,
+    load_of,
     max_accumulators,
     operand_tiles,
     piece_count,
@@ -39,6 +41,7 @@ from .rules import (
     EPILOGUE_N,
     EVICT_FIRST,
     L2_PROMOTIONS,
+    LOADS,
     MAX_CLUSTER,
     MMA_IN_FLIGHT,
     MULTICAST_KINDS,
@@ -119,7 +122,7 @@ def _widest(s: Schedule, problem: Problem, device: Device) -> int:
 
 
 def _with_splits(s: Schedule) -> list[Schedule]:
-    return [_with(s, producer_regs=p, consumer_regs=c) for p, c in register_splits(s.consumers)]
+    return [_with(s, producer_regs=p, consumer_regs=c) for p, c in register_splits(s)]
 
 
 def _splits(s: Schedule, problem: Problem, device: Device) -> list[tuple[int, int]]:
@@ -150,11 +153,17 @@ def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable
 
 
 def _residual_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    if not problem.fused.residual or not transposes_residual(problem) or s.workspace:
+    if not problem.fused.residual or s.workspace or not _residual_by_tma(s, problem):
         return [0]
     least = _buffered(s, problem).residual_buffers
     wider = [_with(s, residual_buffers=b) for b in RESIDUAL_BUFFERS if b >= least]
     return [w.residual_buffers for w in wider if _producer_fits(w) and _fits(w, problem, device)]
+
+
+def _residual_by_tma(s: Schedule, problem: Problem) -> bool:
+    """Whether loader warps can bring a residual: ldmatrix reads its elements, TMA takes its rows, and the warps have
+    nothing else to do."""
+    return transposes_residual(problem) and s.load == "tma" and not copied(problem, "d")
 
 
 def _buffered(s: Schedule, problem: Problem) -> Schedule:
@@ -164,23 +173,26 @@ def _buffered(s: Schedule, problem: Problem) -> Schedule:
 
 def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     narrow = _staged(s, problem)
-    stores = STORES[:1] if _must_stage(s, problem) else STORES
+    if copied(problem, "d"):
+        return ["copy"]
+    stores = ["tma"] if _must_stage(s, problem) else ["tma", "direct"]
     return [store for store in stores if _fits(_with(narrow, store=store), problem, device)]
 
 
 def _must_stage(s: Schedule, problem: Problem) -> bool:
     """Whether direct stores are out of the question: they transpose nothing, fuse nothing, and store pairs."""
-    return s.swap_ab or s.dealt or problem.epilogue != "none" or problem.n % 2 == 1
+    return s.swap_ab or s.dealt or problem.epilogue != "none" or copied(problem, "d")
 
 
 def _staged(s: Schedule, problem: Problem) -> Schedule:
     """With the smallest epilogue that goes through shared memory."""
-    return _with(_buffered(s, problem), store="tma", epilogue_n=EPILOGUE_N[0], epilogue_buffers=1)
+    store = "copy" if copied(problem, "d") else "tma"
+    return _with(_buffered(s, problem), store=store, epilogue_n=EPILOGUE_N[0], epilogue_buffers=1)
 
 
 def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
-    transposes = not problem.fused.gated and (not problem.fused.residual or transposes_residual(problem))
-    swaps = [_with(s, swap_ab=swap) for swap in ((False, True) if transposes else (False,))]
+    transposes = not problem.fused.gated and (not problem.fused.residual or _residual_by_tma(s, problem))
+    swaps = [_with(s, swap_ab=swap) for swap in (False, *[True] * transposes)]
     return [
         swap.swap_ab
         for swap in swaps
@@ -202,9 +214,14 @@ def _stream_k(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     grid = tile_grid(problem, s)
     enough = grid.ctas * grid.k_blocks >= device.sm_count and grid.k_blocks * 2 * device.sm_count**2 < 2**32
     streamed = _with(s, stream_k=True, reduction="slots")
-    free = not _loads_residual(s, problem) and _producer_fits(streamed)
+    free = not _loads_residual(s, problem) and _keeps_parts(s) and _producer_fits(streamed)
     possible = enough and free and _can_share_k(s, problem, device)
     return [False, True] if possible and _fits(_smallest(streamed, problem), problem, device) else [False]
+
+
+def _keeps_parts(s: Schedule) -> bool:
+    """Whether parts of tiles may meet in a workspace."""
+    return s.load == "tma" or s.consumers < 3
 
 
 def _producer_fits(s: Schedule) -> bool:
@@ -222,7 +239,7 @@ def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 
 def _reductions(s: Schedule, problem: Problem, device: Device) -> list[str]:
     possible = REDUCTIONS if s.split_k <= MAX_CLUSTER else [r for r in REDUCTIONS if r != "cluster"]
-    if _loads_residual(s, problem):
+    if _loads_residual(s, problem) or not _keeps_parts(s):
         possible = [r for r in possible if r == "cluster"]
     if problem.deterministic:
         possible = [r for r in possible if r != "atomic"]
@@ -245,7 +262,7 @@ def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
 
 
 def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
-    if s.dealt:
+    if s.dealt or s.load == "copy":
         return [(1, 1)]
     return [(m, n) for m, n in CLUSTERS if _multicast_kinds(_with(s, cluster_m=m, cluster_n=n), problem)]
 
@@ -295,9 +312,20 @@ def _k_zigzag(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     return [False, True] if s.persistent and tile_grid(problem, s).k_blocks > 1 else [False]
 
 
+def _evict_first(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
+    hints = EVICT_FIRST if s.load == "tma" else EVICT_FIRST[:1]
+    return [hint for hint in hints if _producer_fits(_with(s, evict_first=hint))]
+
+
+def _dependent_launch(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
+    launches = DEPENDENT_LAUNCH[problem.overlap if s.load == "tma" or problem.overlap == "none" else "launch"]
+    return [launch for launch in launches if _producer_fits(_with(s, dependent_launch=launch))]
+
+
 _TILED: Mapping[str, _Domain] = {
     "arrangement": _arrangement,
     "consumers": lambda s, p, d: CONSUMERS[s.arrangement],
+    "load": lambda s, p, d: [load_of(p)],
     "tile_m": _tile_m,
     "tile_n": _tile_n,
     "tile_k": lambda s, p, d: _fitting("tile_k", tile_ks(p), _smallest(s, p), p, d),
@@ -316,11 +344,9 @@ _TILED: Mapping[str, _Domain] = {
     "multicast_kind": lambda s, p, d: _multicast_kinds(s, p),
     "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
     "mma_in_flight": lambda s, p, d: [0] if p.accumulate == PROMOTED else MMA_IN_FLIGHT,
-    "evict_first": lambda s, p, d: [e for e in EVICT_FIRST if _producer_fits(_with(s, evict_first=e))],
-    "dependent_launch": lambda s, p, d: [
-        launch for launch in DEPENDENT_LAUNCH[p.overlap] if _producer_fits(_with(s, dependent_launch=launch))
-    ],
-    "clip_boxes": lambda s, p, d: [False, True] if can_clip(p, s) else [False],
+    "evict_first": _evict_first,
+    "dependent_launch": _dependent_launch,
+    "clip_boxes": lambda s, p, d: [False, True] if s.load == "tma" and can_clip(p, s) else [False],
     "straight_start": lambda s, p, d: [False, True],
     "persistent": lambda s, p, d: _persistent(s),
     "ctas": _ctas,
@@ -414,6 +440,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "tile_n": tuple(sorted({*gemv.TILE_N, *TILE_N})),
     "tile_k": gemv.TILE_K,
     "consumer_regs": (0, 160, 232, 240),
+    "load": LOADS,
     "store": STORES,
     "epilogue_n": EPILOGUE_N,
     "epilogue_buffers": EPILOGUE_BUFFERS,

@@ -118,7 +118,8 @@ class Problem:
             raise BadInput(
                 f"{name} is {value!r}: valid are {', '.join(map(str, valid))}, or 0 for rows without padding"
             )
-        if value == self._dense_alignment(matrix):
+        dense = self._dense_alignment(matrix)
+        if value == dense or (matrix == "d" and value > dense):
             object.__setattr__(self, name, 0)
 
     @property
@@ -141,7 +142,8 @@ class Problem:
 
     def alignment(self, matrix: str) -> int:
         """Bytes, at most 16, that the address of every row of a matrix (`a`, `b`, or `d`, the residual and the
-        auxiliary output) is a multiple of."""
+        auxiliary output) is a multiple of; of `d` where every row ends as well, for stores by TMA write whole 16-byte
+        units."""
         matrix = "d" if matrix == "aux" else matrix
         return int(getattr(self, f"{matrix}_align")) or self._dense_alignment(matrix)
 

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from .gemv import gemv_smem_bytes
-from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, PROMOTED, PROMOTED_K, Problem
+from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, PROMOTED, PROMOTED_K, TMA_ALIGNMENT, Problem
 from .schedule import GEMV, PINGPONG, Schedule
 from .tiles import kernel_extents
 
@@ -144,7 +144,7 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
         total = gemv_smem_bytes(problem, schedule)
         return SharedMemory(0, 0, 0, 0, 0, 0, 0, total, total, total)
     row_tile, column_tile = operand_tiles(problem, schedule)
-    chunk = chunk_bytes(problem, schedule) if schedule.store == "tma" else 0
+    chunk = chunk_bytes(problem, schedule) if schedule.staged else 0
     b = row_tile.stage_bytes * schedule.stages
     epilogue = b + column_tile.stage_bytes * schedule.stages
     residual = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
@@ -210,17 +210,31 @@ def launch_registers(threads: int, registers_per_sm: int) -> int:
     return min(255, registers_per_sm // threads // 8 * 8)
 
 
-def register_splits(consumers: int) -> tuple[tuple[int, int], ...]:
-    """The (producer, consumer) registers offered for setmaxnreg; (0, 0) leaves the launch registers.
+def copied(problem: Problem, matrix: str) -> bool:
+    """Whether the rows of a matrix (`a`, `b`; `d` and a residual) lie where TMA does not take them, so that threads
+    have to copy them."""
+    return problem.alignment(matrix) < TMA_ALIGNMENT
+
+
+def load_of(problem: Problem) -> str:
+    """How operands are loaded: the value of `Schedule.load` that is valid."""
+    return "copy" if copied(problem, "a") or copied(problem, "b") else "tma"
+
+
+def register_splits(schedule: Schedule) -> tuple[tuple[int, int], ...]:
+    """The (producer, consumer) registers offered for setmaxnreg; (0, 0) leaves the launch registers, which a producer
+    that copies needs.
 
     The sums stay within the pool the CTA was launched with (504 for two consumers, 512 for three). One consumer
     starts with all it can address and has nothing to gain.
     """
+    if schedule.load == "copy":
+        return ((0, 0),)
     return {
         1: ((0, 0),),
         2: ((0, 0), (24, 240), (40, 232)),
         3: ((0, 0), (32, 160)),
-    }[consumers]
+    }[schedule.consumers]
 
 
 def producer_extras(schedule: Schedule) -> list[str]:

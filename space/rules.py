@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from . import gemv
 from .device import Device
-from .problem import DTYPE_BYTES, FAST, MATRICES, OUT_DTYPE_BYTES, PROMOTED, TMA_ALIGNMENT, Problem
+from .problem import DTYPE_BYTES, FAST, OUT_DTYPE_BYTES, PROMOTED, TMA_ALIGNMENT, Problem
 from .resources import (
     SWIZZLE_BYTES,
+    copied,
+    load_of,
     max_accumulators,
     operand_tiles,
     piece_count,
@@ -42,7 +44,10 @@ CLUSTERS = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4), (4, 2))
 MULTICAST_KINDS = ("slice", "leader")
 RASTERS = ("m", "n")
 SWIZZLES = (1, 2, 4, 8, 16, 32)
-STORES = ("tma", "direct")
+LOADS = ("tma", "copy")
+COPIED_BYTES = 2
+"""Bytes of the elements that threads copy where TMA does not take the rows."""
+STORES = ("tma", "direct", "copy")
 EPILOGUE_N = (16, 32, 64)
 EPILOGUE_BUFFERS = (1, 2, 4)
 SPLIT_K = (*range(1, 17), 20, 24, 32, 48, 64)
@@ -92,15 +97,15 @@ def unsupported(problem: Problem, device: Device) -> Iterator[str]:
             f"m x n x batch is {covered} in whole clusters, beyond what a grid numbers:"
             f" valid is at most {LARGEST_OUTPUT}"
         )
-    for matrix in MATRICES:
-        if (alignment := problem.alignment(matrix)) < TMA_ALIGNMENT:
-            yield (
-                f"rows of {matrix.upper()} lie at multiples of {alignment} bytes:"
-                f" valid are multiples of {TMA_ALIGNMENT} bytes"
-            )
-    half = problem.d_columns * OUT_DTYPE_BYTES[problem.out_dtype]
-    if problem.fused.gated and half % TMA_ALIGNMENT:
-        yield f"half a row of the product has {half} bytes: valid are multiples of {TMA_ALIGNMENT} bytes"
+    fused = problem.fused
+    for matrix, size in (("a", element), ("b", element), ("d", out)):
+        if not copied(problem, matrix):
+            continue
+        rows = f"rows of {matrix.upper()} lie at multiples of {problem.alignment(matrix)} bytes: valid are multiples"
+        if size != COPIED_BYTES:
+            yield f"{rows} of {TMA_ALIGNMENT} for elements of other than 16 bits"
+        elif fused.gated or (fused.aux and matrix == "d"):
+            yield f"{rows} of {TMA_ALIGNMENT} with the epilogue {problem.epilogue}"
 
 
 def _values(s: Schedule) -> Iterator[str]:
@@ -119,6 +124,7 @@ def _values(s: Schedule) -> Iterator[str]:
         ("multicast_kind", MULTICAST_KINDS),
         ("raster", RASTERS),
         ("swizzle", SWIZZLES),
+        ("load", LOADS),
         ("store", STORES),
         ("epilogue_n", EPILOGUE_N),
         ("epilogue_buffers", EPILOGUE_BUFFERS),
@@ -172,7 +178,7 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
             )
     if s.multicast_kind != "slice" and not s.multicast:
         yield f"multicast_kind {s.multicast_kind} without a cluster: valid is slice, the default"
-    splits = register_splits(s.consumers)
+    splits = register_splits(s)
     if (s.producer_regs, s.consumer_regs) not in splits:
         words = ", ".join(f"{p}-{c}" for p, c in splits)
         yield f"registers {s.producer_regs}-{s.consumer_regs} for {s.consumers} consumers: valid are {words}"
@@ -201,11 +207,10 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield "clip_boxes without an operand that is contiguous along k and not shared: valid is False"
     if s.swap_ab and problem.fused.gated:
         yield "a gated epilogue with swap_ab: valid is without, a gate and its up are then in the same thread"
+    yield from _copies(problem, s)
     if s.swap_ab and s.store == "direct":
-        yield "direct stores with swap_ab: valid is the store tma, which transposes"
+        yield "direct stores with swap_ab: valid are tma and copy, which transpose"
     yield from _shared_k(problem, s, device)
-    if s.store == "direct" and problem.n % 2:
-        yield f"direct stores of pairs with n = {problem.n}: valid is the store tma"
     if s.store == "direct" and problem.epilogue != "none":
         yield f"direct stores with the epilogue {problem.epilogue}: valid is the store tma"
     if s.store == "direct":
@@ -226,6 +231,32 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield f"{need} bytes of shared memory: valid is at most {device.smem_per_cta}"
     if (ctas := tile_grid(problem, s).ctas) > 2**31 - 1:
         yield f"{ctas} tiles: valid is at most {2**31 - 1}, which larger tiles give"
+
+
+def _copies(problem: Problem, s: Schedule) -> Iterator[str]:
+    """What threads copy, because TMA does not take the rows or for no reason."""
+    if s.load != (load := load_of(problem)):
+        rows = " and ".join(f"{matrix.upper()} {problem.alignment(matrix)}" for matrix in "ab")
+        yield f"load {s.load} of rows at multiples of bytes, of {rows}: valid is {load}"
+    elif load == "copy":
+        for name, value in (
+            ("evict_first", s.evict_first),
+            ("residual_buffers", s.residual_buffers),
+            ("clip_boxes", s.clip_boxes),
+        ):
+            if value:
+                yield f"{name} {value} with the load copy: valid is without, all threads of the producer copy"
+        if s.multicast:
+            yield f"cluster {s.cluster_m}x{s.cluster_n} with the load copy: valid is 1x1, only TMA multicasts"
+        if s.dependent_launch == "weights":
+            yield "dependent_launch weights with the load copy: valid is wait"
+        if s.workspace and s.consumers == 3:
+            yield "a workspace with the load copy and 3 consumers: valid are 1 and 2, stages stay in uniform registers"
+    if copied(problem, "d") != (s.store == "copy"):
+        valid = "copy" if copied(problem, "d") else "tma or direct"
+        yield f"store {s.store} of rows at multiples of {problem.alignment('d')} bytes: valid is {valid}"
+    elif s.store == "copy" and s.residual_buffers:
+        yield f"{s.residual_buffers} residual buffers with the store copy: valid is 0, TMA does not take the rows"
 
 
 def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:

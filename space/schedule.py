@@ -54,11 +54,12 @@ class Schedule:
     consumer_regs: int = 0
     """Registers a thread after setmaxnreg; both 0 leaves what the launch gave."""
     store: str = "tma"
-    """`tma`: stmatrix into shared memory, then a TMA store; `direct`: registers to global memory."""
+    """`tma`: stmatrix into shared memory, then a TMA store; `copy`: then ordinary stores, for rows that TMA does not
+    take; `direct`: registers to global memory."""
     epilogue_n: int = 64
-    """Columns of one epilogue chunk (`tma` only)."""
+    """Columns of one epilogue chunk (not with `direct`)."""
     epilogue_buffers: int = 2
-    """Chunks of shared memory a consumer warpgroup cycles through (`tma` only)."""
+    """Chunks of shared memory a consumer warpgroup cycles through (not with `direct`)."""
     swap_ab: bool = False
     """The kernel computes D^T = B x A^T: `tile_m` and `cluster_m` then run along n, `tile_n` and `cluster_n` along
     m."""
@@ -94,6 +95,15 @@ class Schedule:
     straight_start: bool = False
     """One thread initialises the mbarriers, at addresses known to the compiler: straight code, where lanes with an
     mbarrier each become a loop over the lanes."""
+
+    load: str = "tma"
+    """`tma`: one thread has the copy engine load operands; `copy`: all threads of the producer copy those whose rows
+    TMA does not take."""
+
+    @property
+    def staged(self) -> bool:
+        """Whether results go through chunks of shared memory."""
+        return self.store != "direct"
 
     @property
     def threads(self) -> int:
@@ -149,7 +159,7 @@ class Schedule:
     def name(self) -> str:
         """The name of a valid schedule, such as `coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2`."""
         walk = ("p" + (str(self.ctas) if self.ctas else "all")) if self.persistent else "tile"
-        store = f"tma{self.epilogue_n}x{self.epilogue_buffers}" if self.store == "tma" else "direct"
+        store = f"{self.store}{self.epilogue_n}x{self.epilogue_buffers}" if self.staged else "direct"
         tokens = [
             f"{self.arrangement}{self.consumers}",
             f"{self.tile_m}x{self.tile_n}x{self.tile_k}",
@@ -185,6 +195,8 @@ class Schedule:
             tokens.append("clip")
         if self.straight_start:
             tokens.append("straight")
+        if self.load != "tma":
+            tokens.append(f"ld-{self.load}")
         return "_".join(tokens)
 
     def __str__(self) -> str:
@@ -228,7 +240,7 @@ class Schedule:
             k_zigzag=bool(g["kz"]),
             producer_regs=int(g["producer_regs"]),
             consumer_regs=int(g["consumer_regs"]),
-            store="direct" if direct else "tma",
+            store=g["staged"] or "direct",
             epilogue_n=_DEFAULTS["epilogue_n"] if direct else int(g["epilogue_n"]),
             epilogue_buffers=_DEFAULTS["epilogue_buffers"] if direct else int(g["epilogue_buffers"]),
             swap_ab=bool(g["swap"]),
@@ -242,6 +254,7 @@ class Schedule:
             multicast_kind=g["multicast_kind"] or "slice",
             clip_boxes=bool(g["clip"]),
             straight_start=bool(g["straight"]),
+            load=g["load"] or "tma",
         )
         if schedule.name != name.strip():
             raise BadInput(f"schedule is {name!r}: valid is its one name, {schedule.name}")
@@ -282,10 +295,11 @@ _NAME = re.compile(
     r"_(?P<walk>tile|pall|p(?P<ctas>[1-9]\d{0,8}))"
     r"_r(?P<raster>[mn])(?P<swizzle>\d{1,9})(?P<serpentine>z?)"
     r"_reg(?P<producer_regs>\d{1,9})-(?P<consumer_regs>\d{1,9})"
-    r"_(?P<store>direct|tma(?P<epilogue_n>\d{1,9})x(?P<epilogue_buffers>\d{1,9}))"
+    r"_(?P<store>direct|(?P<staged>tma|copy)(?P<epilogue_n>\d{1,9})x(?P<epilogue_buffers>\d{1,9}))"
     r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d{1,9}))?"
     r"(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic|shares))?(_ef(?P<evict_first>[ab]))?"
     r"(_pdl-(?P<dependent_launch>wait|weights))?(_l2-(?P<l2_promotion>\d{1,9}))?"
-    r"(_res(?P<residual_buffers>\d{1,9}))?(_(?P<multicast_kind>leader))?(?P<clip>_clip)?(?P<straight>_straight)?",
+    r"(_res(?P<residual_buffers>\d{1,9}))?(_(?P<multicast_kind>leader))?(?P<clip>_clip)?(?P<straight>_straight)?"
+    r"(_ld-(?P<load>copy))?",
     re.ASCII,
 )

@@ -45,6 +45,8 @@ class Pipeline:
     residuals: int = 0
     """Chunks of a residual that a loader brings ahead of each consumer."""
     bug: str = ""
+    lag: int | None = None
+    """Threads copy, and hand a stage over when so many later ones are under way; None: TMA fills the stages."""
 
     @property
     def ctas(self) -> range:
@@ -180,6 +182,7 @@ def producer(p: Pipeline, cta: int) -> Iterator[Operation]:
     yield ("init", cta)
     yield from _enter(p, cta, waits=False)
     ring = _ring(p)
+    under_way: list[Operation] = []
     walked = p.tiles - _last_tile_skipped(p, cta) + (p.bug == "producer walks one tile too far")
     for tile in range(walked):
         if p.bug == "barriers initialised for every tile" and tile:
@@ -187,8 +190,15 @@ def producer(p: Pipeline, cta: int) -> Iterator[Operation]:
         for k in range(p.blocks(min(tile, p.tiles - 1))):
             parity = ring.parity if p.bug == "producer waits for the wrong parity" else ring.parity ^ 1
             yield ("wait empty", cta, ring.stage, parity)
-            yield ("fill", ring.stage, p.first_block(tile) + k)  # expect_tx and loads, which land at any later moment
+            if p.lag is None:
+                yield ("fill", ring.stage, p.first_block(tile) + k)  # expect_tx and loads, which land any time later
+            else:
+                yield ("copy", ring.stage)
+                under_way.append(("hand over", ring.stage, p.first_block(tile) + k))
+                if len(under_way) > p.lag:
+                    yield under_way.pop(0)
             ring.advance()
+    yield from under_way
     if len(p.ctas) > 1 and p.bug not in ("cluster left early", "cluster left at a barrier"):
         for _ in range(p.stages):  # stays until every peer's arrival has come
             yield ("wait empty", cta, ring.stage, ring.parity ^ 1)
@@ -464,6 +474,13 @@ class Machine:
                 self._init(cta)
             case "fill":
                 self._fill(cta, *operands)
+            case "copy":
+                self._overwrite(cta, operands[0])
+                self.contents[self._slot(cta, operands[0])] = (-1,) * self.p.boxes
+            case "hand over":
+                stage, block = operands
+                self.contents[self._slot(cta, stage)] = (block,) * self.p.boxes
+                self._arrive(self.full, self._slot(cta, stage), 1, arrivals=1)
             case "fetch":
                 me, slot, piece = operands
                 self._arrive(self.landed, self._chunk(cta, me, slot), 1, arrivals=1, boxes=1)
@@ -518,13 +535,16 @@ class Machine:
 
     def _land(self, cta: int, stage: int, block: int, box: int, copy: int) -> None:
         del copy
-        for actor, reads in zip(self.actors, self.reads, strict=True):
-            if actor.cta == cta and stage in reads:
-                raise Hazard(f"stage {stage} is overwritten while wgmmas read it")
+        self._overwrite(cta, stage)
         slot = self._slot(cta, stage)
         contents = self.contents[slot]
         self.contents[slot] = (*contents[:box], block, *contents[box + 1 :])
         self._arrive(self.full, slot, 1, boxes=-1)
+
+    def _overwrite(self, cta: int, stage: int) -> None:
+        for actor, reads in zip(self.actors, self.reads, strict=True):
+            if actor.cta == cta and stage in reads:
+                raise Hazard(f"stage {stage} is overwritten while wgmmas read it")
 
     def _arrive(self, barriers: list[Mbarrier], slot: int, count: int, arrivals: int = 0, boxes: int = 0) -> None:
         """An arrival, or a change of the expected bytes, on an mbarrier of `count` arrivals a phase."""

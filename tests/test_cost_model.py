@@ -138,8 +138,15 @@ def test_draft_chooses_as_the_card_would() -> None:
 
 
 def test_draft_refuses_what_no_kernel_can_run() -> None:
-    with pytest.raises(BadInput, match="multiples of 16 bytes"):
-        draft(Problem(16, 64, 100), H200, 4)
+    with pytest.raises(BadInput, match="multiples of 16 for elements of other than 16 bits"):
+        draft(Problem(16, 64, 100, "fp8"), H200, 4)
+
+
+def test_draft_of_rows_that_tma_does_not_take() -> None:
+    for problem in (Problem(500, 501, 503), Problem(16, 50257, 768), Problem(300, 200, 100, batch=3, layout="tn")):
+        found = draft(problem, H200, 8)
+        assert len(found) == 8
+        assert not [s.name for s in found if violations(problem, s, H200)]
 
 
 def test_costs_use_one_yardstick() -> None:

@@ -213,7 +213,7 @@ def test_what_is_fused(torch: Any) -> None:
         ({"alpha": "x"}, "alpha is 'x'"),
         ({"aux": aux}, "valid is aux before an activation"),
         ({"activation": "relu", "aux": aux[:, 8:]}, "aux is"),
-        ({"gated": True, "residual": matrix(torch, m, n)}, f"valid is a contiguous {m} x {n // 2}"),
+        ({"gated": True, "residual": matrix(torch, m, n)}, f"valid is {m} x {n // 2}"),
     ):
         with pytest.raises(BadInput, match=message):
             tileseek.matmul(a, weight.T, **arguments)
@@ -226,18 +226,14 @@ def test_refusals(torch: Any) -> None:
         ((a.float(), b.float()), "valid is a matrix of bfloat16, float16, float8_e4m3fn, float8_e5m2"),
         ((a, b.half()), "of one dtype"),
         ((a, b[:64]), "valid are M x K and K x N"),
-        ((a[None], b), "valid is a matrix"),
+        ((a[None, None], b), "valid is a matrix"),
+        ((a[None].expand(2, -1, -1), b[None].expand(3, -1, -1)), "equal batches"),
         ((a[:, ::2], b[::2]), "strides"),
-        ((a[:0], b), "m is 0"),
-        ((matrix(torch, 64, 100), matrix(torch, 256, 100).T), "valid are multiples of 16 bytes"),
         ((a.requires_grad_(), b), "no_grad"),
     ):
         with pytest.raises(BadInput, match=message):
             tileseek.matmul(*arguments)
     a = a.detach()
     for out in (a, torch.empty(64, 256, device="cuda"), torch.empty(256, 64, device="cuda", dtype=a.dtype).T):
-        with pytest.raises(BadInput, match="out is"):
+        with pytest.raises(BadInput, match=r"out (is|has)"):
             tileseek.matmul(a, b, out=out)
-    shifted = torch.empty(64 * 128 + 1, device="cuda", dtype=a.dtype)[1:].view(64, 128)
-    with pytest.raises(BadInput, match="a starts at"):
-        tileseek.matmul(shifted, b)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from pipeline import BUGS, Hazard, Machine, Pipeline, explore, hazards, random_walk
-from tileseek.space import COOPERATIVE, PINGPONG
+from tileseek.codegen.copying import lag
+from tileseek.space import COOPERATIVE, PINGPONG, Schedule
 from tileseek.space.rules import CLUSTERS
 
 ARRANGEMENTS = ((COOPERATIVE, 1), (COOPERATIVE, 2), (COOPERATIVE, 3), (PINGPONG, 2))
@@ -60,6 +61,29 @@ def test_every_order_of_small_pipelines(arrangement: str, consumers: int, in_fli
 @pytest.mark.parametrize("leader", (False, True), ids=("slice", "leader"))
 def test_every_order_of_a_small_cluster(leader: bool) -> None:
     assert explore(Pipeline(COOPERATIVE, 1, 2, 1, 3, 1, cluster_m=2, leader=leader), limit=50_000) > 5_000
+
+
+@pytest.mark.parametrize(("arrangement", "consumers"), ARRANGEMENTS)
+@pytest.mark.parametrize("in_flight", (0, 1))
+def test_copies_that_run_ahead(arrangement: str, consumers: int, in_flight: int) -> None:
+    """A stage is handed over when later ones are under way: as many as never wait for themselves."""
+    for stages, k_blocks, tiles in itertools.product((2, 3, 5), (1, 2, 4, 7), (1, 2, 5)):
+        schedule = Schedule(arrangement, consumers, 64 * consumers, 64, 64, stages, mma_in_flight=in_flight)
+        p = Pipeline(arrangement, consumers, stages, in_flight, k_blocks, tiles, lag=lag(schedule))
+        for seed in range(2):
+            random_walk(p, seed)
+
+
+def test_copies_in_every_order() -> None:
+    for in_flight, stages, k_blocks in itertools.product((0, 1), (2, 3), (1, 3)):
+        schedule = Schedule(COOPERATIVE, 1, 64, 64, 64, stages, mma_in_flight=in_flight)
+        explore(Pipeline(COOPERATIVE, 1, stages, in_flight, k_blocks, tiles=2, lag=lag(schedule)), limit=20_000)
+
+
+@pytest.mark.parametrize("in_flight", (0, 1))
+def test_copies_that_run_too_far_ahead_wait_for_themselves(in_flight: int) -> None:
+    p = Pipeline(COOPERATIVE, 1, 3, in_flight, k_blocks=7, tiles=2, lag=3 - in_flight)
+    assert any("deadlock" in hazard for hazard in hazards(p, range(4)))
 
 
 @pytest.mark.parametrize("chunks", (1, 2))

@@ -156,7 +156,7 @@ def test_another_device_is_never_silently_exact() -> None:
     ("problem", "reason"),
     [
         (replace(SQUARE, dtype="fp8", layout="nn"), "layout nn of fp8"),
-        (replace(SQUARE, k=8191), "rows of A lie at multiples of 2 bytes"),
+        (replace(SQUARE, out_dtype="fp32", n=8191), "rows of D lie at multiples of 4 bytes"),
         (replace(SQUARE, out_dtype="fp8"), "out_dtype fp8"),
     ],
 )

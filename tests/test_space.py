@@ -121,10 +121,12 @@ def test_each_rule_names_the_value_it_refuses(changes: dict[str, Any], reason: s
     ("problem", "reason"),
     [
         (Problem(64, 64, 72, "bf16"), ""),
-        (Problem(64, 64, 68, "bf16"), "rows of A lie at multiples of 8 bytes"),
-        (Problem(64, 67, 64, "fp16"), "rows of D lie at multiples of 2 bytes"),
-        (Problem(64, 64, 64, b_align=4), "rows of B lie at multiples of 4 bytes"),
-        (Problem(63, 61, 59, a_align=16, b_align=16, d_align=16), ""),
+        (Problem(64, 64, 68, "bf16"), "load tma of rows at multiples of bytes, of A 8 and B 8: valid is copy"),
+        (Problem(64, 67, 64, "fp16"), "store tma of rows at multiples of 2 bytes: valid is copy"),
+        (Problem(64, 67, 64, "fp16", out_dtype="fp32"), "rows of D lie at multiples of 4 bytes"),
+        (Problem(64, 64, 64, b_align=4), "of A 16 and B 4: valid is copy"),
+        (Problem(63, 64, 59, a_align=16, b_align=16), ""),
+        (Problem(63, 61, 59, a_align=16, b_align=16, d_align=16), "store tma of rows at multiples of 2 bytes"),
         (Problem(64, 64, 64, batch=3), ""),
         (Problem(64, 64, 64, batch=2**24), "m x n x batch"),
         (Problem(64, 64, 128, "fp8"), "tile_k 64 of fp8"),
@@ -258,6 +260,7 @@ RICH = [
     *(Problem(m, 4096, 4096, layout=layout, overlap="weights") for m, layout in ((1, "nt"), (2, "nn"), (8, "nt"))),
     Problem(4096, 8, 4096, overlap="weights"),
     Problem(3, 4096, 4096),
+    Problem(4095, 4095, 4095),
 ]
 """Problems on which, between them, every dimension has all its values."""
 
@@ -351,6 +354,7 @@ def test_alignments_are_those_of_rows_without_padding_unless_said() -> None:
     assert padded.key == odd.key + "_b_align-16"
     assert padded.kind != odd.kind == odd.resized(10, 11, 12).kind
     assert odd.resized(8, 8, 8).alignment("d") == 2
+    assert replace(odd, d_align=16) == odd, "TMA writes 16-byte units: rows of D must end at one as well"
     with pytest.raises(BadInput, match="a_align is 3: valid are 2, 4, 8, 16, or 0"):
         replace(odd, a_align=3)
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import functools
-import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .api import best_schedule
-from .codegen.plan import LaunchPlan, launch_plan
+from .codegen.plan import launch_plan
 from .measure.gpus import hopper
 from .measure.operands import TORCH_NAMES
-from .space import ACTIVATIONS, DTYPE_BYTES, FAST, OUT_DTYPE_BYTES, BadInput, Epilogue, Problem, unsupported
+from .space import (
+    ACTIVATIONS,
+    DTYPE_BYTES,
+    FAST,
+    OUT_DTYPE_BYTES,
+    BadInput,
+    Device,
+    Epilogue,
+    Pitches,
+    Problem,
+    Schedule,
+)
 from .space.epilogue import SCALES
 from .space.problem import TMA_ALIGNMENT
+from .views import View, describe
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +37,9 @@ Values = tuple[tuple[str, int | float], ...]
 
 _KERNEL_NAMES = {"residual": "c", "out": "d"}
 """The kernel's names of `matmul`'s tensors, where they differ."""
+
+_OTHERS = 8
+"""Schedules that are tried where the best cannot be compiled."""
 
 _BOUND = 1024
 """Bindings of kernels to addresses that are kept: torch hands out the same addresses again and again."""
@@ -51,23 +66,25 @@ def matmul(
     """activation(`alpha` x `scale_a` x `a` x `b` x `scale_b` + `bias`) + `beta` x `residual` on a Hopper GPU, in one
     kernel on the current stream.
 
-    `a` is [M, K] and `b` is [K, N], both of bfloat16, float16, float8_e4m3fn or float8_e5m2; 8-bit matrices are
-    contiguous along K. `bias` is [N], or [M, 1] to run along the rows, of the output's dtype (bfloat16 for 8 bits);
-    `activation` is one of `space.ACTIVATIONS`; `residual` is a contiguous [M, N] of the output's dtype. `gated`: the
-    first half of the columns of `b`, and of `bias`, gates the second, and the result is activation(gate) times the
-    other half, [M, N / 2] like the residual. `aux`, a contiguous [M, N] of the output's dtype, receives what comes
-    before the activation. One kernel serves all values of `alpha` and `beta` but 1. `scale_a` is
-    one number or has one for each row, [M] or [M, 1], `scale_b` one or one for each column, [N] or [1, N], contiguous
-    in float32; two single numbers cost a small kernel that multiplies them: better give their product as one.
-    `out_dtype` is that of the inputs, or bfloat16 for 8-bit ones, unless it is given: bfloat16, float16, float32, or
-    float8_e4m3fn for 8-bit inputs. Sums are in float32 and rounded once; those of 8-bit products are in the tensor
+    `a` is [M, K] and `b` is [K, N], or one or both have a batch of them as the first dimension, as in torch.matmul;
+    both of bfloat16, float16, float8_e4m3fn or float8_e5m2, 8-bit matrices contiguous along K. `bias` is [N], or [M, 1]
+    to run along the rows, of the output's dtype (bfloat16 for 8 bits); `activation` is one of `space.ACTIVATIONS`;
+    `residual` has the result's shape and dtype. `gated`: the first half of the columns of `b`, and of `bias`, gates the
+    second, and the result is activation(gate) times the other half, [M, N / 2] like the residual. `aux`, [M, N] of the
+    output's dtype, receives what comes before the activation. One kernel serves all values of `alpha` and `beta` but 1.
+    `scale_a` is one number or has one for each row, [M] or [M, 1], `scale_b` one or one for each column, [N] or [1, N],
+    contiguous in float32; two single numbers cost a small kernel that multiplies them: better give their product as
+    one. `out_dtype` is that of the inputs, or bfloat16 for 8-bit ones, unless it is given: bfloat16, float16, float32,
+    or float8_e4m3fn for 8-bit inputs. Sums are in float32 and rounded once; those of 8-bit products are in the tensor
     cores' 14 bits, with `accumulate="promoted"` added up in float32 every 128 of K. With `deterministic` sums are never
     in the order in which CTAs happen to end, so that equal inputs give equal bits.
 
-    Layouts are read off the strides, as in torch: `matmul(x, weight.T)` for `x` [M, K] and `weight` [N, K], both
-    contiguous, is the layout `nt`; either may be row-major or column-major. `out` [M, N] receives the result. The
-    first call for a shape finds, compiles and loads the kernel; later ones only launch, and CUDA graphs can capture
-    them. There is no backward pass.
+    Layouts are read off the strides, as in torch: `matmul(x, weight.T)` for `x` [M, K] and `weight` [N, K] is the
+    layout `nt`. Any view will do whose elements are neighbours along one of the last two dimensions, and for
+    `residual`, `aux` and `out`, which receives the result, along the last. Rows that start at multiples of 16 bytes are
+    fastest; others have kernels for elements of 16 bits, without `gated`, and for `a` and `b` alone with `aux`. Empty
+    matrices give what torch gives. The first call for a shape finds, compiles and loads the kernel; later ones only
+    launch, and CUDA graphs can capture them. There is no backward pass.
 
     Raises:
         BadInput: the tensors, their layout or the GPU are not supported; the message says what is.
@@ -77,48 +94,55 @@ def matmul(
     except ModuleNotFoundError as error:
         raise BadInput("the package torch is not installed: valid is an installation of tileseek[tune]") from error
 
-    problem = _problem(a, b, out_dtype, accumulate)
+    shape = _shape(a, b)
+    like = _words_of(a, out_dtype, accumulate)
     scales = _scales(a, b, scale_a, scale_b)
+    if activation is not None and activation not in ACTIVATIONS:
+        raise BadInput(f"activation is {activation!r}: valid are {', '.join(ACTIVATIONS)}")
     fused = Epilogue(
         scales=tuple(scales),
         alpha=_is_number("alpha", alpha),
-        bias=_bias_axis(problem, a.device, bias),
+        bias=_bias_axis(like, shape, a.device, bias),
         aux=aux is not None,
         activation=activation or "",
         gated=gated,
         residual=residual is not None,
         beta=_is_number("beta", beta),
     )
-    if activation is not None and activation not in ACTIVATIONS:
-        raise BadInput(f"activation is {activation!r}: valid are {', '.join(ACTIVATIONS)}")
     if fused.beta and residual is None:
         raise BadInput(f"beta is {beta!r} without a residual: valid is 1")
-    problem = replace(problem, epilogue=str(fused), deterministic=deterministic)
-    for name, matrix, columns in (("residual", residual, problem.d_columns), ("aux", aux, problem.n)):
-        if matrix is not None:
-            _check_matrix(name, matrix, problem, columns, a.device)
+    if gated and shape[-1] % 2:
+        raise BadInput(f"b has {shape[-1]} columns: valid is an even number with gated, for gate and up")
+    like = replace(like, epilogue=str(fused), deterministic=deterministic)
+    dtype = _torch_dtype(like.out_dtype)
+    result_shape = (*shape[:-1], shape[-1] // 2) if gated else shape
+    for name, matrix, wanted in (("residual", residual, result_shape), ("aux", aux, shape), ("out", out, result_shape)):
+        if matrix is not None and (tuple(matrix.shape), matrix.dtype, matrix.device) != (wanted, dtype, a.device):
+            raise BadInput(f"{name} is {_words(matrix)}: valid is {_sizes(wanted)} of {dtype} on {a.device}")
     given = {"a": a, "b": b, "bias": bias, "residual": residual, "aux": aux}
     tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values()):
         raise BadInput("an input requires a gradient, which matmul does not compute: valid is torch.no_grad()")
     if out is None:
-        shape = (problem.m, problem.d_columns)
-        out = torch.empty(shape, dtype=_torch_dtype(problem.out_dtype), device=a.device)
-    else:
-        _check_matrix("out", out, problem, problem.d_columns, a.device)
+        out = torch.empty(result_shape, dtype=dtype, device=a.device)
+    if 0 in shape:
+        return out
+    if a.shape[-1] == 0:
+        return _without_terms(out, fused, shape, bias, aux, residual, beta)
     tensors["out"] = out
-    for name, tensor in tensors.items():
-        if tensor.data_ptr() % TMA_ALIGNMENT:
-            raise BadInput(f"{name} starts at {tensor.data_ptr():#x}: valid are multiples of {TMA_ALIGNMENT} bytes")
+    if b.ndim == 2 and a.ndim == 3 and "scale_m" not in scales and fused.bias != "m":
+        tensors = _folded(tensors)
+    views = {name: _view(tensor) for name, tensor in tensors.items() if name != "bias"}
+    problem, pitches = describe(views["a"], views["b"], views["out"], views.get("residual"), like, aux=views.get("aux"))
     tensors |= scales
     with torch.cuda.device(a.device):
         stream = torch.cuda.current_stream().cuda_stream
         addresses = ((_KERNEL_NAMES.get(name, name), tensor.data_ptr()) for name, tensor in tensors.items())
         values = (*addresses, ("alpha", float(alpha)), ("beta", float(beta)))
         if torch.cuda.is_current_stream_capturing():
-            _launch_into_graph(problem, a.device.index, stream, values)
+            _launch_into_graph(problem, pitches, a.device.index, stream, values)
         else:
-            _bound(problem, a.device.index, stream, values).launch(stream)
+            _bound(problem, pitches, a.device.index, stream, values).launch(stream)
     return out
 
 
@@ -130,8 +154,8 @@ def _scales(
 
     found: dict[str, torch.Tensor] = {}
     for name, scale, word, count in (
-        ("scale_a", scale_a, "scale_m", a.shape[0]),
-        ("scale_b", scale_b, "scale_n", b.shape[1]),
+        ("scale_a", scale_a, "scale_m", a.shape[-2]),
+        ("scale_b", scale_b, "scale_n", b.shape[-1]),
     ):
         if scale is None:
             continue
@@ -156,26 +180,18 @@ def _is_number(name: str, value: float) -> bool:
     return value != 1
 
 
-def _bias_axis(problem: Problem, device: torch.device, bias: torch.Tensor | None) -> str:
-    """The axis that a bias runs along, after checking it."""
+def _bias_axis(like: Problem, shape: tuple[int, ...], device: torch.device, bias: torch.Tensor | None) -> str:
+    """The axis that a bias of a product of that shape runs along, after checking it."""
     if bias is None:
         return ""
-    dtype = _torch_dtype(problem.bias_dtype)
-    shapes = {(problem.n,): "n", (problem.m, 1): "m"}
+    rows, columns = shape[-2:]
+    dtype = _torch_dtype(like.bias_dtype)
+    shapes = {(columns,): "n", (rows, 1): "m"}
     if tuple(bias.shape) not in shapes or (bias.dtype, bias.device) != (dtype, device):
-        raise BadInput(f"bias is {_words(bias)}: valid is [{problem.n}] or [{problem.m}, 1] of {dtype} on {device}")
+        raise BadInput(f"bias is {_words(bias)}: valid is [{columns}] or [{rows}, 1] of {dtype} on {device}")
     if not bias.is_contiguous():
         raise BadInput(f"bias has strides {tuple(bias.stride())}: valid is a contiguous vector")
     return shapes[tuple(bias.shape)]
-
-
-def _check_matrix(name: str, matrix: torch.Tensor, problem: Problem, columns: int, device: torch.device) -> None:
-    """Refuse what is not a contiguous matrix of the output's dtype with as many rows and that many columns."""
-    wanted = ((problem.m, columns), _torch_dtype(problem.out_dtype), device)
-    if (tuple(matrix.shape), matrix.dtype, matrix.device) != wanted or not matrix.is_contiguous():
-        raise BadInput(
-            f"{name} is {_words(matrix)}: valid is a contiguous {problem.m} x {columns} of {wanted[1]} on {device}"
-        )
 
 
 def _torch_dtype(dtype: str) -> torch.dtype:
@@ -185,59 +201,106 @@ def _torch_dtype(dtype: str) -> torch.dtype:
     return found
 
 
-def _problem(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, accumulate: str) -> Problem:
+def _shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the result, after checking the operands."""
+    operands = [_torch_dtype(word) for word in DTYPE_BYTES]
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.ndim not in (2, 3) or not tensor.is_cuda or tensor.dtype not in operands:
+            valid = ", ".join(TORCH_NAMES[word] for word in DTYPE_BYTES)
+            raise BadInput(
+                f"{name} is {_words(tensor)}: valid is a matrix of {valid} on a CUDA device, or a batch of them"
+            )
+    batches = {tensor.shape[0] for tensor in (a, b) if tensor.ndim == 3}
+    if len(batches) > 1:
+        batches.discard(1)
+    if (a.dtype, a.device, a.shape[-1]) != (b.dtype, b.device, b.shape[-2]) or len(batches) > 1:
+        raise BadInput(
+            f"a is {_words(a)} and b is {_words(b)}: valid are M x K and K x N of one dtype on one device, and equal"
+            " batches"
+        )
+    return (*batches, a.shape[-2], b.shape[-1])
+
+
+def _words_of(a: torch.Tensor, out_dtype: torch.dtype | None, accumulate: str) -> Problem:
+    """A problem of any size with the dtypes and sums that are asked for."""
     dtypes = {_torch_dtype(word): word for word in TORCH_NAMES}
     operands = {_torch_dtype(word): word for word in DTYPE_BYTES}
-    for name, tensor in (("a", a), ("b", b)):
-        if tensor.ndim != 2 or not tensor.is_cuda or tensor.dtype not in operands:
-            valid = ", ".join(TORCH_NAMES[word] for word in DTYPE_BYTES)
-            raise BadInput(f"{name} is {_words(tensor)}: valid is a matrix of {valid} on a CUDA device")
     if out_dtype is not None and dtypes.get(out_dtype) not in OUT_DTYPE_BYTES:
         valid = ", ".join(TORCH_NAMES[word] for word in OUT_DTYPE_BYTES)
         raise BadInput(f"out_dtype is {out_dtype}: valid are {valid}")
     out = "" if out_dtype is None else dtypes[out_dtype]
-    if (a.dtype, a.device, a.shape[1]) != (b.dtype, b.device, b.shape[0]):
-        raise BadInput(f"a is {_words(a)} and b is {_words(b)}: valid are M x K and K x N of one dtype on one device")
-    sizes = (a.shape[0], b.shape[1], a.shape[1])
-    layouts = itertools.product(_letters("a", a, "nt"), _letters("b", b, "tn"))
-    dtype = operands[a.dtype]
-    found = [Problem(*sizes, dtype, a_ + b_, out_dtype=out, accumulate=accumulate) for a_, b_ in layouts]
-    if len(found) == 1:
-        return found[0]
-    # A matrix with one row or column is contiguous both ways: then the layout that has kernels is meant.
-    device = hopper(a.device.index).device
-    return next((problem for problem in found if not any(unsupported(problem, device))), found[0])
+    return Problem(128, 128, 128, operands[a.dtype], out_dtype=out, accumulate=accumulate)
 
 
-def _letters(name: str, tensor: torch.Tensor, preferred: str) -> list[str]:
-    """The letters of a layout that fit a tensor's strides, the preferred one first."""
-    fits = {"n": tensor.is_contiguous(), "t": tensor.T.is_contiguous()}
-    if not any(fits.values()):
-        raise BadInput(
-            f"{name} has strides {tuple(tensor.stride())}: valid is a contiguous matrix or the transpose of one"
-        )
-    return [letter for letter in preferred if fits[letter]]
+def _without_terms(
+    out: torch.Tensor,
+    fused: Epilogue,
+    shape: tuple[int, ...],
+    bias: torch.Tensor | None,
+    aux: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    beta: float,
+) -> torch.Tensor:
+    """Store the epilogue of a product of that shape whose sums have no terms, computed in float32."""
+    import torch
+
+    before = torch.zeros(shape, dtype=torch.float32, device=out.device)
+    if bias is not None:
+        before += bias
+    if aux is not None:
+        aux.copy_(before)
+    gate, up = before.chunk(2, -1) if fused.gated else (before, None)
+    functional = torch.nn.functional
+    match fused.activation:
+        case "":
+            d = gate
+        case "gelu_tanh":
+            d = functional.gelu(gate, approximate="tanh")
+        case activation:
+            d = getattr(functional, activation)(gate)
+    if up is not None:
+        d = d * up
+    return out.copy_(d if residual is None else d + beta * residual)
+
+
+def _folded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A batch of matrices times one as a single matrix with all their rows, where the rows lie evenly."""
+    try:
+        return {
+            name: tensor.view(-1, tensor.shape[-1]) if tensor.ndim == 3 else tensor for name, tensor in tensors.items()
+        }
+    except RuntimeError:  # torch's view makes no copies
+        return tensors
+
+
+def _view(tensor: torch.Tensor) -> View:
+    return View(tuple(tensor.shape), tensor.stride(), tensor.data_ptr() % TMA_ALIGNMENT)
 
 
 def _words(tensor: torch.Tensor) -> str:
-    return f"{' x '.join(map(str, tensor.shape)) or 'a scalar'} of {tensor.dtype} on {tensor.device}"
+    return f"{_sizes(tuple(tensor.shape))} of {tensor.dtype} on {tensor.device}"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a scalar"
 
 
 @functools.lru_cache(maxsize=_BOUND)
-def _bound(problem: Problem, index: int, stream: int, values: Values) -> BoundLaunch:
-    return _bind(problem, index, values, _workspace(problem, index, stream))
+def _bound(problem: Problem, pitches: Pitches, index: int, stream: int, values: Values) -> BoundLaunch:
+    return _bind(problem, pitches, index, values, _workspace(problem, index, stream))
 
 
-def _launch_into_graph(problem: Problem, index: int, stream: int, values: Values) -> None:
+def _launch_into_graph(problem: Problem, pitches: Pitches, index: int, stream: int, values: Values) -> None:
     """Launch while the stream is captured. The workspace is the graph's own, like every tensor made in a capture, and
     made zero again by each replay."""
-    _bind(problem, index, values, _zeros(problem, index)).launch(stream)
+    _bind(problem, pitches, index, values, _zeros(problem, index)).launch(stream)
 
 
-def _bind(problem: Problem, index: int, values: Values, workspace: torch.Tensor) -> BoundLaunch:
+def _bind(problem: Problem, pitches: Pitches, index: int, values: Values, workspace: torch.Tensor) -> BoundLaunch:
     from .measure.driver import BoundLaunch
 
-    kernel, plan = _kernel(problem, index)
+    kernel, schedule = _kernel(problem, index)
+    plan = launch_plan(problem, schedule, pitches)
     return BoundLaunch(kernel, plan, {**dict(values), "workspace": workspace.data_ptr()})
 
 
@@ -251,12 +314,13 @@ def _zeros(problem: Problem, index: int) -> torch.Tensor:
     """A new workspace."""
     import torch
 
-    kernel, plan = _kernel(problem, index)
-    return torch.zeros(kernel.workspace_bytes(plan), dtype=torch.uint8, device=f"cuda:{index}")
+    kernel, schedule = _kernel(problem, index)
+    size = kernel.workspace_bytes(launch_plan(problem, schedule))
+    return torch.zeros(size, dtype=torch.uint8, device=f"cuda:{index}")
 
 
 @functools.cache
-def _kernel(problem: Problem, index: int) -> tuple[Kernel, LaunchPlan]:
+def _kernel(problem: Problem, index: int) -> tuple[Kernel, Schedule]:
     import torch
 
     from .codegen.compiler import compile_kernel
@@ -267,9 +331,19 @@ def _kernel(problem: Problem, index: int) -> tuple[Kernel, LaunchPlan]:
             f"{problem.key} is new while a CUDA graph is captured: valid is a call before, to load its kernel"
         )
     gpu = hopper(index)
-    schedule = best_schedule(problem, device=gpu.device).schedule
-    compiled = compile_kernel(problem, schedule)
-    if compiled.status != "ok":
-        raise RuntimeError(f"schedule {schedule} cannot be compiled ({compiled.status}): {compiled.reason}")
-    plan = launch_plan(problem, schedule)
-    return Kernel(compiled.cubin, compiled.entry, plan, gpu.sm_count), plan
+    reasons = []
+    for schedule in _choices(problem, gpu.device):
+        compiled = compile_kernel(problem, schedule)
+        if compiled.status == "ok":
+            kernel = Kernel(compiled.cubin, compiled.entry, launch_plan(problem, schedule), gpu.sm_count)
+            return kernel, schedule
+        reasons.append(f"{schedule} ({compiled.status}): {compiled.reason}")
+    raise RuntimeError(f"no schedule for {problem.key} can be compiled: {'; '.join(reasons)}")
+
+
+def _choices(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """The best schedule known, and for where the compiler spoils its kernel others that the analytic model likes."""
+    from .cost_model.draft import draft
+
+    yield best_schedule(problem, device=device).schedule
+    yield from draft(problem, device, _OTHERS)

@@ -48,7 +48,7 @@ PROBLEMS = [
     ),
     Problem(17, 264, 2048, batch=40, broadcast="a", epilogue="bias_m+gelu+residual"),
     Problem(300, 200, 520, "fp16", batch=5, epilogue="bias+relu+residual", overlap="weights"),
-    # Rows of any length at multiples of 16 bytes: there is padding between them, which must stay as it is.
+    # Operand rows of any length at multiples of 16 bytes: TMA loads end inside such a unit.
     *(
         Problem(517, 773, 1031, layout=layout, a_align=16, b_align=16, d_align=16)
         for layout in ("nt", "nn", "tn", "tt")
@@ -80,6 +80,14 @@ PROBLEMS = [
             ("bf16", "nt", "fp16", "bias+relu"),
         )
     ),
+    # Rows that TMA does not take, of A, of B, of D.
+    *(Problem(517, 773, 1031, layout=layout) for layout in ("nt", "nn", "tn", "tt")),
+    Problem(518, 774, 1030, "fp16", layout="tn", overlap="weights"),
+    Problem(516, 772, 1028, layout="nn", epilogue="bias+relu+residual"),
+    Problem(520, 773, 1032, epilogue="bias_m+relu+residual"),
+    Problem(17, 50257 // 16, 1024),
+    Problem(520, 776, 1032, batch=3, a_align=4, b_align=8, broadcast="b"),
+    Problem(300, 203, 521, batch=4, layout="nn", epilogue="bias+gelu+residual"),
 ]
 
 
