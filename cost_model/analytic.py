@@ -42,8 +42,9 @@ GPC_SMS = (18, 18, 18, 18, 18, 16, 16, 10)
 """SMs of each GPC, 132 in all. Which have how many differs from card to card; these agree with an H200 that held 64
 clusters of 2, 30 of 4 and 15 of 8, and not 31 or 16."""
 
-HELD = {3: 37}
-"""Clusters that it held where its GPCs would allow more (not 40 of 3)."""
+HELD = {3: 37, 5: 22, 6: 17, 9: 10}
+"""Clusters that H200s held where those GPCs would allow more: with one more, split K takes two waves, half as long
+again. Of 9 clusters 11 were too many and 10 is a guess."""
 
 SMEM_RESERVED = 1024
 """Bytes of shared memory that the system keeps for each CTA."""
@@ -76,6 +77,9 @@ class Constants:
     latency_ns: float = 1150.0
     """From freeing a stage to its next contents under load: decode with 2, 3, 4 stages takes 0.93, 0.52, 0.41 us
     a k-block (times of another kernel)."""
+    odd_columns: float = 1.2
+    """Slow-down of products whose columns lie along the rows of their operand, where the tile is no multiple of 16
+    columns: 0 to 50 %, 20 % in the middle."""
     outside_ns: float = 2.5
     """A row of 128 bytes outside the matrix, which TMA fills with zeros before it goes on: in tiles of 64 rows, 16
     take up to twice as long as with the operands swapped."""
@@ -207,6 +211,8 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     b_bytes = min(s.tile_n, columns) * s.tile_k * element
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
     block = _tensor_cycles(s, device, element, c)
+    if odd_columns(problem, s):
+        block *= c.odd_columns
     issue = max(_issue_cycles(problem, s, block, c), sharing * block)
     epilogue = _epilogue_cycles(problem, s, c)
     outside = _rows_outside(problem, s, rows, columns) * s.tile_k * element / SWIZZLE_BYTES
@@ -349,6 +355,11 @@ def _part_ns(problem: Problem, s: Schedule, serial_units: float, c: Constants) -
         added = c.workspace_ns + parts * (c.part_ns + tile_bytes / c.part_bytes_per_ns)
         return added + (c.stream_ns if s.stream_k else 0.0)
     return 0.0
+
+
+def odd_columns(problem: Problem, s: Schedule) -> bool:
+    """Whether the operand of the tile's columns is not K-major and the tile is no multiple of 16 columns."""
+    return s.tile_n % 16 == 8 and (problem.a_major if s.swap_ab else problem.b_major) != "k"
 
 
 def read_once(grid: TileGrid, s: Schedule) -> str:

@@ -6,7 +6,7 @@ import math
 from array import array
 
 from ..space import DTYPE_BYTES, GEMV, PINGPONG, Device, Problem, Schedule, ceil_div, kernel_extents
-from .analytic import Terms
+from .analytic import Terms, odd_columns
 
 FEATURES = (
     # the problem
@@ -73,6 +73,7 @@ FEATURES = (
     "gemv",
     "log_batch",
     "element_bytes",
+    "odd_columns",
 )
 """The names, in the order of `features`."""
 
@@ -148,5 +149,6 @@ def features(problem: Problem, s: Schedule, device: Device, terms: Terms, floor:
         s.arrangement == GEMV,
         math.log2(problem.batch),
         DTYPE_BYTES[problem.dtype],
+        odd_columns(problem, s),
     )
     return array("f", values).tolist()

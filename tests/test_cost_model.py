@@ -68,6 +68,17 @@ def test_the_model_knows_what_is_slow() -> None:
     assert tflops(SHORT, PINGPONG) > 1.08 * tflops(SHORT, COOP)
 
 
+def test_cliffs_are_known() -> None:
+    """One cluster more than the device holds takes a second wave; 104 columns of an operand stored along them are
+    slower than 112."""
+    part = Schedule.parse("coop1_64x16x128_s4_w0_c1x1_tile_rm1_reg0-0_tma16x1_swap_k6_efb")
+    held, beyond = (estimate_us(Problem(16, 64 * clusters, 8192), part, H200) for clusters in (17, 18))
+    assert beyond > 1.3 * held
+    wide = Schedule.parse("coop2_128x112x64_s6_w1_c1x1_pall_rn4_reg40-232_tma64x2")
+    both = [tflops(Problem(4096, 4096, 8192, layout="nn"), replace(wide, tile_n=n)) for n in (112, 104)]
+    assert both[1] < 0.9 * both[0]
+
+
 def test_no_estimate_is_below_the_floor(contents: JournalContents) -> None:
     for m in contents.measures:
         assert estimate_us(m.problem, m.schedule, H200) > 0.97 * floor_us(m.problem, H200)
