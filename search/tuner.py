@@ -226,6 +226,7 @@ class _Run:
         self._screen = SCREEN.tuning_for(options.objective)
         self._progress = progress
         history, self._known = known_before(runner, journal, history, self._options.objective)
+        self._before = by_problem(history.measures)
         self._lessons: list[Measure] = list(history.measures)
         self._learned = 0 if ranker is None else len(self._lessons)
         self._phase = "search"
@@ -363,10 +364,11 @@ class _Run:
         return [self._incumbents[problem]] if problem in self._incumbents else []
 
     def _transfers(self, problem: Problem) -> list[Schedule]:
-        """The best schedules of the nearest problems of this kind that were measured before."""
-        groups = by_problem(m for m in self._lessons if m.problem != problem and m.problem.kind == problem.kind)
-        nearest = sorted(groups, key=lambda other: (distance(problem, other), other))[:TRANSFERS]
-        ranked = [sorted((value, s) for s, value in costs(groups[other]).items()) for other in nearest]
+        """The best schedules of the nearest problems of this kind that were measured before, here or elsewhere: itself,
+        if it is among them, and others."""
+        siblings = [other for other in self._before if other.kind == problem.kind]
+        nearest = sorted(siblings, key=lambda other: (distance(problem, other), other))[:TRANSFERS]
+        ranked = [sorted((value, s) for s, value in costs(self._before[other]).items()) for other in nearest]
         return [s for best in ranked for _, s in best[:LIKED]]
 
     def _share(self, task: _Task) -> None:
