@@ -251,7 +251,17 @@ def current_measures(contents: JournalContents, device: Device, objective: str =
     Raises:
         BadInput: nothing in the journals was measured on `device`.
     """
-    found = [m for m in current(contents, device).measures if m.status == "correct" and m.objective == objective]
+    return _correct(current(contents, device).measures, objective)
+
+
+def all_measures(contents: JournalContents, device: Device) -> list[Measure]:
+    """What was measured on `device` of today's kernels and of older ones, ordered likewise: what searches are replayed
+    on, where a schedule stands for what it was when it was measured."""
+    return _correct([m for m in contents.measures if _of_device(contents.envs.get(m.env, {}), device)], FOR_TIME)
+
+
+def _correct(measures: Iterable[Measure], objective: str) -> list[Measure]:
+    found = [m for m in measures if m.status == "correct" and m.objective == objective]
     return sorted(found, key=lambda m: (m.problem, m.schedule, m.policy, m.median_us or 0.0))
 
 

@@ -12,7 +12,7 @@ from synthetic import PROBLEMS, journal
 from tileseek.cost_model.costs import by_problem, costs
 from tileseek.cost_model.ranker import family
 from tileseek.heuristics.journal import Measure, read_journal
-from tileseek.heuristics.table import current_measures
+from tileseek.heuristics.table import all_measures
 from tileseek.results import journal_path
 from tileseek.search import benchmark, nvidia
 from tileseek.search.benchmark import COUNTS, Case, document, replay
@@ -32,7 +32,7 @@ def synthetic() -> list[Measure]:
 @pytest.fixture(scope="module")
 def recorded() -> list[Measure]:
     """Sixteen problems of the bundled journal of an H200: every other of those measured most."""
-    groups = by_problem(current_measures(read_journal(journal_path(H200)), H200))
+    groups = by_problem(all_measures(read_journal(journal_path(H200)), H200))
     broad = sorted((p for p in groups if p.overlap == "none"), key=lambda p: (-len(groups[p]), p))[:32:2]
     return [m for p in sorted(broad) for m in groups[p]]
 
@@ -111,11 +111,11 @@ def test_the_search_stays_as_good_as_it_is(recorded: list[Measure]) -> None:
     """Bounds that were met with a little to spare. Who betters the search may raise them."""
     facts = document(replay(recorded, H200, arms=["random", "draft", "tuner"], folds=3, least=100, most=32))
     tuner, draft, chance = (facts["arms"][name] for name in ("tuner", "draft", "random"))
-    assert tuner["1"]["geomean"] >= 0.90
+    assert tuner["2"]["geomean"] >= 0.91
     assert tuner["8"]["geomean"] >= 0.95
-    assert tuner["32"]["geomean"] >= 0.98
-    assert tuner["32"]["worst_decile"] >= 0.95
-    assert facts["prune"]["recall_of_ties"] >= 0.85
+    assert tuner["32"]["geomean"] >= 0.985
+    assert tuner["32"]["worst_decile"] >= 0.97
+    assert facts["prune"]["recall_of_ties"] >= 0.90
     for count in ("4", "8", "16", "32"):
         assert tuner[count]["geomean"] > max(draft[count]["geomean"], chance[count]["geomean"])
     assert facts["expected_us"]["median_abs_log_ratio"] < math.log(1.15)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..heuristics.journal import read_journal
-from ..heuristics.table import current_measures
+from ..heuristics.table import all_measures
 from ..results import journal_path
 from ..space import H200, find_device
 from .inputs import AsJson, require, whole_number
@@ -47,7 +47,7 @@ def command(
 
     arms = arm_names(arm)
     where = find_device(device)
-    measures = current_measures(read_journal(journal or [journal_path(where)]), where)
+    measures = all_measures(read_journal(journal or [journal_path(where)]), where)
     with progress("replaying", len({m.problem for m in measures})) as advance:
         found = replay(measures, where, arms=arms, folds=folds, least=least, seed=seed, progress=advance)
     facts = {"command": shlex.join(["tileseek", *sys.argv[1:]]), "device": where.name, **document(found)}

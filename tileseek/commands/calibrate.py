@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..heuristics.journal import read_journal
-from ..heuristics.table import current_measures
+from ..heuristics.table import all_measures
 from ..results import journal_path
 from ..space import H200, find_device
 from .inputs import require, whole_number
@@ -37,6 +37,6 @@ def command(
 
     where = find_device(device)
     files = journal or [journal_path(where)]
-    fitted = calibrate(current_measures(read_journal(files), where), where, per_problem, seed=seed)
+    fitted = calibrate(all_measures(read_journal(files), where), where, per_problem, seed=seed)
     source = {"command": shlex.join(["tileseek", *sys.argv[1:]]), "device": where.name}
     write_text(out, dumps_json({**source, **fitted.to_json()}))
