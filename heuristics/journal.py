@@ -220,13 +220,14 @@ def _lines(path: Path) -> Iterator[bytes | None]:
 def _take(line: bytes, contents: JournalContents) -> bool:
     """Add a line to `contents`; False when it cannot be used."""
     try:
-        obj = json.loads(line)
+        obj = _JSON.decode(line.decode("utf-8-sig"))
         if obj["v"] > JOURNAL_VERSION:
             return False
         kind = obj["kind"]
         if kind == "env":
-            for fact in _FACTS & obj.keys():
-                _word(obj[fact])
+            for name, fact in obj.items():
+                if name in _FACTS or isinstance(fact, str):
+                    _word(fact)
             contents.envs[_word(obj["env"])] = {k: v for k, v in obj.items() if k not in ("v", "kind", "env")}
         elif kind == "measure":
             contents.measures.append(measure_from_json(obj))
@@ -242,7 +243,19 @@ def _take(line: bytes, contents: JournalContents) -> bool:
 def _word(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not a word")
+    value.encode()  # half of a surrogate pair can be read, but neither printed nor written
     return value
+
+
+def _number(word: str) -> float:
+    number = float(word)
+    if not math.isfinite(number):
+        raise ValueError(f"{word} is not a number of JSON")
+    return number
+
+
+_JSON = json.JSONDecoder(parse_float=_number, parse_constant=_number)
+"""Refuses NaN, Infinity and numbers too large for a float, which could not be written again."""
 
 
 def _times(value: object) -> tuple[float, ...]:

@@ -129,6 +129,15 @@ def test_packed_journal_cut_off(tmp_path: Path, size: int) -> None:
         json.dumps({"v": 1, **measure_line(problem={**PROBLEM.to_json(), "k": -1})}),
         json.dumps({"v": 1, **measure_line(schedule={**SCHEDULE.to_json(), "unknown": 1})}),
         json.dumps({"v": 1, **measure_line(schedule={**SCHEDULE.to_json(), "stages": "4"})}),
+        json.dumps({"v": 1, **measure_line(power_w=math.nan)}),
+        json.dumps({"v": 1, **measure_line(check={"norm": [-math.inf]})}),
+        json.dumps({"v": 1, **measure_line(t="late")}).replace('"late"', "1e999"),
+        json.dumps({"v": 1, **measure_line(status="\ud800")}),
+        json.dumps({"v": 1, **measure_line(env="\ud800")}),
+        json.dumps({"v": 1, **measure_line(policy="\udfff-1")}),
+        json.dumps({"v": 1, "kind": "env", "env": "\ud800"}),
+        json.dumps({"v": 1, "kind": "env", "env": "e1", "compiler": "nvrtc \ud800"}),
+        json.dumps({"v": 1, "kind": "env", "env": "e1", "driver": "\ud800"}),
         json.dumps({"v": 1, "kind": "env", "env": 3}),
         json.dumps({"v": 1, "kind": "env", "env": "e1", "gpu": 5}),
         "[" * 100_000,
@@ -140,6 +149,12 @@ def test_a_line_that_cannot_be_used_is_skipped_and_counted(tmp_path: Path, line:
     path.write_bytes(f"{good}\n{line}\n\n{good}\n".encode() + b"\xff\xfe\n")
     contents = read_journal(path)
     assert (len(contents.measures), contents.skipped) == (2, 2)
+
+
+def test_a_whole_pair_of_surrogates_is_a_letter(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(json.dumps({"v": 1, **measure_line(policy="\N{ROCKET}-1")}))
+    assert read_journal(path).measures[0].policy == "\N{ROCKET}-1"
 
 
 def test_a_field_the_schedule_lacks_gets_its_default(tmp_path: Path) -> None:
