@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from ..space import (
     OUT_DTYPE_BYTES,
     PINGPONG,
     PROMOTED,
+    BadInput,
     Device,
     Problem,
     Schedule,
@@ -53,6 +54,9 @@ THREADS_PER_SM = 2048
 
 _NEAR = 0.5
 """log(time / best) at which a measure weighs half of the best one in a fit."""
+
+_PLAUSIBLE = 100
+"""Factor within which a constant is near its default: a fit moves it by at most four."""
 
 _INERTIA = 0.1
 """What moving a constant by a factor of e costs a fit, in logarithms of one time."""
@@ -145,6 +149,23 @@ class Constants:
     """By which that load lowers the clock: 1980 to 1430 MHz at 8192^3; 1650 at 2048^3, 1820 in decode."""
     sharpness: float = 16.0
     """Exponent that joins limits: infinite for a roofline, smaller where limits that are close add up."""
+
+    @classmethod
+    def from_json(cls, obj: Mapping[str, Any], device: Device) -> Constants:
+        """The constants with the names and values of `obj`, for estimates on `device`.
+
+        Raises:
+            BadInput: a value is not a number near its default, or leaves the device no clock or no shared memory.
+            TypeError: a name is unknown.
+        """
+        found = cls(**obj)
+        most = {"clock_drop_mhz": device.max_clock_mhz, "enough_bytes": device.smem_per_cta}
+        for field in fields(cls):
+            value, usual = getattr(found, field.name), getattr(H200_CONSTANTS, field.name)
+            low, high = usual / _PLAUSIBLE, min(usual * _PLAUSIBLE, most.get(field.name, math.inf))
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low < value < high:
+                raise BadInput(f"{field.name} is {value!r}: valid is a number between {low:g} and {high:g}")
+        return found
 
 
 H200_CONSTANTS = Constants()

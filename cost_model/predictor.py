@@ -18,6 +18,9 @@ HOPELESS = 1.3
 
 LEAF = -1
 
+LARGEST_LOG = 100.0
+"""Most by which members and bias may move the logarithm of a time: they are corrections, mostly below one."""
+
 Node = tuple[int, float, int, int]
 """(feature, threshold, left, right): left when the feature is at most the threshold. At a leaf the feature is
 `LEAF` and the threshold is the leaf's value."""
@@ -35,11 +38,12 @@ class Predictor:
     """Those of the analytic model when the ranker was trained."""
 
     @classmethod
-    def from_json(cls, obj: Mapping[str, Any]) -> Predictor:
-        """The inverse of `Ranker.to_json`.
+    def from_json(cls, obj: Mapping[str, Any], device: Device) -> Predictor:
+        """The inverse of `Ranker.to_json`, for queries about `device`.
 
         Raises:
-            BadInput: the object is of another version or with other features, or is not such an object.
+            BadInput: the object is of another version or with other features, or is not such an object, or its numbers
+                are none that a query could go by.
         """
         try:
             if obj["version"] != PREDICTOR_VERSION or tuple(obj["features"]) != FEATURES:
@@ -48,12 +52,15 @@ class Predictor:
                     f" valid is version {PREDICTOR_VERSION} with the {len(FEATURES)} features of this tileseek"
                 )
             members = tuple(
-                (float(member["first"]), tuple(tuple(_node(node) for node in tree) for tree in member["trees"]))
-                for member in obj["members"]
+                (float(member["first"]), tuple(_tree(tree) for tree in member["trees"])) for member in obj["members"]
             )
             if not members:
                 raise BadInput("predictor has no members: valid is one or more")
-            return cls(members, float(obj["bias"]), Constants(**obj["constants"]))
+            bias = float(obj["bias"])
+            for number in (bias, *map(_reach, members)):
+                if not abs(number) <= LARGEST_LOG:
+                    raise BadInput(f"predictor moves times by e^{number:g}: valid is at most e^{LARGEST_LOG:g}")
+            return cls(members, bias, Constants.from_json(obj["constants"], device))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if isinstance(error, BadInput):
                 raise
@@ -104,6 +111,21 @@ class Predictor:
         )
 
 
-def _node(node: Sequence[Any]) -> Node:
-    feature, threshold, left, right = node
-    return int(feature), float(threshold), int(left), int(right)
+def _tree(nodes: Sequence[Sequence[Any]]) -> tuple[Node, ...]:
+    """The nodes of a tree, the root first and children after their parents, so that every walk ends."""
+    found = []
+    for i, (feature, threshold, left, right) in enumerate(nodes):
+        node = int(feature), float(threshold), int(left), int(right)
+        known = 0 <= node[0] < len(FEATURES) and i < node[2] < len(nodes) and i < node[3] < len(nodes)
+        if not (math.isfinite(node[1]) and (known or node[0] == LEAF)):
+            raise BadInput(f"node {i} of a tree is {node}: valid is a leaf, or a known feature and later nodes")
+        found.append(node)
+    if not found:
+        raise BadInput("a tree has no nodes: valid is one or more")
+    return tuple(found)
+
+
+def _reach(member: tuple[float, Sequence[Sequence[Node]]]) -> float:
+    """The largest absolute value that a member can come to."""
+    first, trees = member
+    return abs(first) + sum(max(abs(node[1]) for node in tree if node[0] == LEAF) for tree in trees)

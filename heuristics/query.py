@@ -142,14 +142,16 @@ def _by_model(problem: Problem, table: Table, device: Device) -> Choice | None:
 
 @functools.lru_cache(maxsize=16)
 def _predictor(table: Table) -> Predictor | None:
-    """The table's predictor; None when it has none, or one of another version: that is a miss, not an error."""
+    """The table's predictor; None when it has none, or with a warning one that is damaged or of another version: that
+    is a miss, not an error."""
     if table.predictor is None:
         return None
     from ..cost_model.predictor import Predictor
 
     try:
-        return Predictor.from_json(table.predictor)
-    except BadInput:
+        return Predictor.from_json(table.predictor, table.device)
+    except BadInput as error:
+        warnings.warn(f"the table's predictor is not used: {error}", stacklevel=2)
         return None
 
 

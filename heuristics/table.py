@@ -6,6 +6,7 @@ import json
 import math
 import re
 import statistics
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -321,7 +322,7 @@ def newest_tools(contents: JournalContents, device: Device) -> tuple[str, str]:
 
 
 def load_table(path: str | Path) -> Table:
-    """Read a table. Entries that cannot be used are left out and counted in `skipped`.
+    """Read a table. Entries that cannot be used are left out and counted in `skipped`, and a warning says so.
 
     Raises:
         BadInput: the file cannot be read, is not a table, or has a newer schema.
@@ -345,7 +346,7 @@ def load_table(path: str | Path) -> Table:
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 skipped += 1
         entries.sort(key=lambda entry: entry.problem)
-        return Table(
+        table = Table(
             device=device,
             generator=str(obj["generator"]),
             compiler=str(obj["compiler"]),
@@ -357,6 +358,9 @@ def load_table(path: str | Path) -> Table:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"the table {path} cannot be read: {error!r}") from error
+    if skipped:
+        warnings.warn(f"{skipped} of {skipped + len(entries)} entries of {path} cannot be read", stacklevel=2)
+    return table
 
 
 @dataclass(frozen=True, slots=True)

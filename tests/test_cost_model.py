@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import asdict, replace
 from zlib import crc32
@@ -204,7 +205,7 @@ def test_training_is_deterministic(contents: JournalContents) -> None:
 
 def test_predictor_equals_ranker(contents: JournalContents) -> None:
     ranker = train(contents.measures, H200)
-    predictor = Predictor.from_json(json.loads(json.dumps(ranker.to_json())))
+    predictor = Predictor.from_json(json.loads(json.dumps(ranker.to_json())), H200)
     for problem in (PROBLEMS[0], PROBLEMS[5], Problem(777, 1000, 1024)):
         schedules = draft(problem, H200, 20)
         scores = ranker.scores(problem, schedules, H200)
@@ -218,7 +219,7 @@ def test_predictor_equals_ranker(contents: JournalContents) -> None:
 
 
 def test_predicted_times_are_calibrated(contents: JournalContents) -> None:
-    predictor = Predictor.from_json(train(contents.measures, H200).to_json())
+    predictor = Predictor.from_json(train(contents.measures, H200).to_json(), H200)
     best = [min(costs(m), key=costs(m).__getitem__) for m in _groups(contents)]
     for group, schedule in zip(_groups(contents), best, strict=True):
         problem = group[0].problem
@@ -229,7 +230,20 @@ def test_bad_predictors_and_too_few_measures_are_refused(contents: JournalConten
     good = train(contents.measures, H200).to_json()
     for bad in ({}, {**good, "version": 99}, {**good, "features": ["m"]}, {**good, "members": [1]}):
         with pytest.raises(BadInput):
-            Predictor.from_json(bad)
+            Predictor.from_json(bad, H200)
+    for number in (0, -1.0, math.nan, math.inf, 10**400, 1e300, "1", True, None, []):
+        for name in ("launch_ns", "l2_bytes_per_ns", "clock_drop_mhz", "sharpness"):
+            with pytest.raises(BadInput):
+                Predictor.from_json({**good, "constants": {**good["constants"], name: number}}, H200)
+    for name, number in (("clock_drop_mhz", H200.max_clock_mhz), ("enough_bytes", H200.smem_per_cta), ("other", 1.0)):
+        with pytest.raises(BadInput):
+            Predictor.from_json({**good, "constants": {**good["constants"], name: number}}, H200)
+    trees = ([], [[0, 1.0, 0, 0]], [[0, 1.0, 1, 2], [-1, 0.1, 0, 0]], [[999, 1.0, 1, 1], [-1, 0.1, 0, 0]])
+    for tree in (*trees, [[-1, math.nan, 0, 0]], [[-1, 1e4, 0, 0]], [[-2, 0.1, 0, 0]], [[-1]], 3):
+        with pytest.raises(BadInput):
+            Predictor.from_json({**good, "members": [{"first": 0.0, "trees": [tree]}]}, H200)
+    with pytest.raises(BadInput):
+        Predictor.from_json({**good, "bias": math.nan}, H200)
     with pytest.raises(BadInput, match="to learn from"):
         train(contents.measures[:5], H200)
 
