@@ -7,17 +7,17 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from operator import attrgetter
 from typing import Any
 
 from ..space import DTYPE_BYTES, FOR_EDP, GEMV, Problem, Schedule
+from ..space.problem import MATRICES
 from .journal import JournalContents, Measure
 from .table import Entry, Table
 
 _TORCH_DTYPE = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
-_CSV_PROBLEM = (
-    *("m", "n", "k", "batch", "dtype", "out_dtype", "layout", "epilogue", "overlap", "accumulate", "deterministic"),
-)
+_CSV_PROBLEM = tuple(field.name for field in fields(Problem))
 _of_problem = attrgetter(*_CSV_PROBLEM)
 _PRECISION = {"bf16": "T", "fp16": "H", "fp32": "S"}
 _T4_INVALIDITY = {
@@ -56,7 +56,8 @@ def to_inductor(table: Table) -> str:
     Keys are for `mm` on this device. Values are the tiles, stages and grouping of the winner and its alternates
     for Inductor's persistent TMA template: hints, since its kernels are not these. What that template cannot
     express is left out (tiles that are not powers of two, split-K, swapped operands), and so are problems with
-    nothing else, and those that `mm` does not know apart from the plain one: with an overlap or an epilogue.
+    nothing else, and those that `mm` does not know apart from the plain one: batches, rows with padding, an overlap
+    or an epilogue.
     """
     device = table.device.aliases[0]
     found = {}
@@ -72,7 +73,8 @@ def to_nvfuser(table: Table) -> str:
 
     `layout` is counted the plugin's way: 2 when A is contiguous in M, plus 1 when B is contiguous in N. The warp
     tile is that of a warpgroup. nvFuser cannot swap operands: the best schedule that does not is taken, and a
-    problem without one is left out. So is one with an overlap or an epilogue, which the plugin is not told of.
+    problem without one is left out. So is one with operands that a batch shares, rows with padding, an overlap or an
+    epilogue, which the plugin is not told of.
     """
     found = []
     for entry in table.entries:
@@ -95,6 +97,10 @@ def _not_plain(problem: Problem) -> str:
         return "the form says nothing of how 8-bit products are summed"
     if problem.deterministic:
         return "the form has no promise to be deterministic"
+    if problem.broadcast:
+        return "the form has no operands that a batch shares"
+    if any(getattr(problem, f"{matrix}_align") for matrix in MATRICES):
+        return "the form has no alignments of rows"
     return "the form has no epilogue" if problem.epilogue != "none" else ""
 
 
@@ -102,6 +108,8 @@ def _inductor_obstacle(entry: Entry) -> str:
     known = any(map(_in_triton, entry.schedules))
     if entry.problem.out_dtype != entry.problem.dtype:
         return "the form has no output types"
+    if entry.problem.batched:
+        return "the form has no batches"
     return _not_plain(entry.problem) or ("" if known else "every schedule has odd tiles, splits K or swaps operands")
 
 

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 import pytest
 from journals import ENV, FIRST, FOURTH, SECOND, contents, measured
 from tileseek.cost_model.analytic import estimate_us
+from tileseek.cost_model.features import FEATURES
+from tileseek.cost_model.predictor import PREDICTOR_VERSION
 from tileseek.heuristics.journal import Journal, pack_journal, read_journal
 from tileseek.heuristics.table import build_table, load_table
 from tileseek.measure import gpus
@@ -153,6 +155,30 @@ def test_export_counts_what_it_leaves_out(run: Cli, tmp_path: Path) -> None:
     path.write_text(build_table(journal, H200).dumps())
     message = "exported 1 of 2 entries; left out: 1 because the form has no overlap\n"
     assert [run("export", form, "--table", path).err for form in ("csv", "nvfuser")] == ["", message]
+
+
+@pytest.mark.parametrize("name", ["launch_ns", "l2_bytes_per_ns"])
+@pytest.mark.parametrize("value", [0, "fast"])
+def test_a_damaged_table_is_used_as_far_as_it_goes(run: Cli, table: Path, name: str, value: object) -> None:
+    document = json.loads(table.read_text())
+    document["entries"].append({"problem": "damaged"})
+    document["predictor"] = {
+        "version": PREDICTOR_VERSION,
+        "features": FEATURES,
+        "bias": 0.0,
+        "members": [{"first": 0.0, "trees": [[[-1, 0.0, 0, 0]]]}],
+        "constants": {name: value},
+    }
+    table.write_text(json.dumps(document))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = run("query", 8192, 6144, 2048, "--table", table, "--device", "H200")
+        exported = run("export", "csv", "--table", table)
+    assert (done.code, exported.code) == (0, 0)
+    assert "provenance   nearest" in done.out
+    lost, unused = done.err.splitlines()
+    assert exported.err.splitlines() == [lost] == [f"tileseek: warning: 1 of 2 entries of {table} cannot be read"]
+    assert f"the table's predictor is not used: {name} is {value!r}: valid is a number" in unused
 
 
 def test_a_light_installation_refuses_before_it_reads(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +393,13 @@ def a_file(folder: Path) -> str:
         (["codegen", *SIZES, "--schedule", FIRST.name, "--out", "/proc/none/x"], "cannot write /proc/none/x"),
         (["export", "yaml"], "form is 'yaml': valid are csv, inductor, nvfuser, table, t4"),
         (["export", "t4", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
+        (["export", "csv", "--journal", "j"], "--journal means nothing to export csv: valid are --table, --out"),
+        (["export", "inductor", "--device", "H200"], "--device means nothing to export inductor"),
+        (["export", "nvfuser", "--objective", "time"], "--objective means nothing to export nvfuser"),
+        (["export", "table", "--table", "t"], "--table means nothing to export table: valid are --journal"),
+        (["export", "t4", "--table", "t"], "--table means nothing to export t4: valid are --journal, --device, --out"),
+        (["export", "t4", "--objective", "edp"], "--objective means nothing to export t4"),
+        (["export", "t4", "--journal", "j", "--device", "H200"], "valid is --device or --journal, not both"),
         (["portfolio", "--loss", "-1"], "the loss is -1: valid is 0 or more"),
         (["portfolio", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),

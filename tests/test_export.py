@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from journals import FIRST, FOURTH, SECOND, THIRD, contents, measured
@@ -15,6 +15,12 @@ from tileseek.heuristics.table import Table, build_table
 from tileseek.space import H200, NamedProblem, Problem
 
 P = Problem(4096, 6144, 2048)
+GEOMETRIES = [
+    P,
+    replace(P, batch=4),
+    *(replace(P, batch=4, broadcast=shared) for shared in ("a", "ab")),
+    *(replace(P, **{f"{matrix}_align": 8}) for matrix in ("a", "b", "d")),
+]
 NARROW = replace(FIRST, tile_n=176)
 JOURNAL = contents(
     [
@@ -37,6 +43,14 @@ def test_csv(table: Table) -> None:
     assert [row["schedule"] for row in rows] == [entry.schedule.name for entry in table.entries]
     assert [row["m"] for row in rows] == ["16", "4096"]
     assert float(rows[1]["vs_cublas"]) == 1.25
+    assert {field.name for field in fields(Problem)} < rows[0].keys()
+
+
+def test_csv_tells_problems_apart_that_differ_in_one_field() -> None:
+    problems = [*GEOMETRIES, replace(P, deterministic=True)]
+    rows = csv.reader(io.StringIO(to_csv(build_table(contents([measured(p, FIRST, 9.0) for p in problems]), H200))))
+    columns = len(fields(Problem))
+    assert len({tuple(row[:columns]) for row in rows}) == len(problems) + 1
 
 
 def test_inductor(table: Table) -> None:
@@ -84,6 +98,18 @@ def test_what_a_form_cannot_say_is_left_out_and_counted() -> None:
         assert (reasons["the form has no overlap"], reasons["the form has no epilogue"], reasons.total()) == (1, 1, 3)
         assert any(words in reason for reason in reasons)
     assert not left_out("csv", table)
+
+
+def test_batches_and_padded_rows_do_not_pass_for_plain_problems() -> None:
+    table = build_table(contents([measured(p, FIRST, 9.0 + i) for i, p in enumerate(GEOMETRIES)]), H200)
+    assert len(json.loads(to_inductor(table))) == 1
+    assert left_out("inductor", table) == {
+        "the form has no batches": 3,
+        "the form has no alignments of rows": 3,
+    }
+    rows = [row["problem"] for row in json.loads(to_nvfuser(table))]
+    assert [row["batch_size"] for row in rows] == [1, 4]
+    assert left_out("nvfuser", table).total() == len(GEOMETRIES) - 2
 
 
 def test_t4() -> None:

@@ -13,11 +13,16 @@ from ..heuristics.journal import read_journal
 from ..results import journal_path
 from ..space import FOR_TIME, H200, BadInput, find_device
 from ..tables import make_table
-from .inputs import Objective, TablePath, check_objective, require
+from .inputs import TablePath, check_objective, require
 from .output import notes, write_text
 
 _OF_TABLES = {"csv": to_csv, "inductor": to_inductor, "nvfuser": to_nvfuser}
-_OF_JOURNALS = ("table", "t4")
+_OPTIONS = {
+    **dict.fromkeys(_OF_TABLES, ("table",)),
+    "table": ("journal", "device", "objective"),
+    "t4": ("journal", "device"),
+}
+"""What each form is made of, by the options that say it."""
 
 
 def command(
@@ -26,11 +31,18 @@ def command(
     journal: Annotated[
         list[Path] | None, typer.Option(help="Journal for table and t4 (default: bundled); may be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Device class, for table.")] = H200.name,
-    objective: Objective = FOR_TIME,
+    device: Annotated[
+        str | None, typer.Option(help="Device class of a table, or of the bundled journal (default: H200).")
+    ] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="What a table is tuned for: time (default), energy, or edp, their product.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
 ) -> None:
     """Write a table (csv, inductor, nvfuser) in the form another tool reads, or make a table or T4 of journals."""
+    if form not in _OPTIONS:
+        raise BadInput(f"form is {form!r}: valid are {', '.join(_OPTIONS)}")
+    _check_options(form, table=table, journal=journal, device=device, objective=objective)
     if form in _OF_TABLES:
         source = load_table(table)
         write_text(out, _OF_TABLES[form](source))
@@ -39,14 +51,27 @@ def command(
             counts = ", ".join(f"{count} because {reason}" for reason, count in reasons.most_common())
             total = len(source.entries)
             notes.print(f"exported {total - reasons.total()} of {total} entries; left out: {counts}")
-    elif form in _OF_JOURNALS:
-        where = find_device(device)
-        check_objective(objective)
+    else:
+        where = find_device(H200.name if device is None else device)
+        tuned_for = check_objective(FOR_TIME if objective is None else objective)
         if form == "table":
             require("search", "numpy", "sklearn")
         contents = read_journal(journal or [journal_path(where)])
         if contents.skipped:
             notes.print(f"{contents.skipped} journal lines skipped as unreadable")
-        write_text(out, to_t4(contents) if form == "t4" else make_table(contents, where, objective).dumps())
-    else:
-        raise BadInput(f"form is {form!r}: valid are {', '.join([*_OF_TABLES, *_OF_JOURNALS])}")
+        write_text(out, to_t4(contents) if form == "t4" else make_table(contents, where, tuned_for).dumps())
+
+
+def _check_options(form: str, **options: object) -> None:
+    """Refuse what the form is not made of.
+
+    Raises:
+        BadInput: such an option was given.
+    """
+    given = [name for name, value in options.items() if value not in (None, [])]
+    for name in given:
+        if name not in _OPTIONS[form]:
+            valid = ", ".join(f"--{option}" for option in _OPTIONS[form])
+            raise BadInput(f"--{name} means nothing to export {form}: valid are {valid}, --out")
+    if form == "t4" and {"journal", "device"} <= set(given):
+        raise BadInput("--device chooses a bundled journal for export t4: valid is --device or --journal, not both")
