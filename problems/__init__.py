@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..space import BadInput, NamedProblem, read_suite
+from ..space import BadInput, NamedProblem, read_suite, shown
 
 FOLDER = Path(__file__).parent
 
@@ -21,5 +21,7 @@ def suite(name: str) -> list[NamedProblem]:
         BadInput: there is no such suite.
     """
     if name not in suite_names():
-        raise BadInput(f"problem suite is {name!r}: valid are {', '.join(suite_names())}, or the path of a CSV file")
+        raise BadInput(
+            f"problem suite is {shown(name)}: valid are {', '.join(suite_names())}, or the path of a CSV file"
+        )
     return read_suite(FOLDER / f"{name}.csv")

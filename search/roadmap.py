@@ -10,7 +10,7 @@ from typing import Any
 
 from ..heuristics.query import best_schedule
 from ..heuristics.table import Table
-from ..space import LAYOUTS, BadInput, Device, Problem, Schedule, nearest, sample, violations
+from ..space import LAYOUTS, BadInput, Device, Problem, Schedule, nearest, sample, shown, violations
 from ..space.problem import OVERLAPS
 
 Changes = Mapping[str, Any]
@@ -409,7 +409,7 @@ def plan(table: Table, device: Device, ids: Sequence[str] = ()) -> list[Pair | I
     """
     known = list(dict.fromkeys(row.id for row in ROWS))
     for unknown in (word for word in ids if word not in known):
-        raise BadInput(f"row is {unknown!r}: valid are {', '.join(known)}")
+        raise BadInput(f"row is {shown(unknown)}: valid are {', '.join(known)}")
     return [
         _pair(row, name, on, table, device)
         for row in ROWS

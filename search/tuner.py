@@ -16,7 +16,7 @@ from ..heuristics.noise import Noise
 from ..heuristics.query import distance
 from ..heuristics.table import is_final
 from ..measure.policy import FINAL, SCREEN, Policy
-from ..space import FOR_TIME, BadInput, Device, Problem, Schedule
+from ..space import FOR_TIME, BadInput, Device, Problem, Schedule, shown
 from .budget import Budget, Meter, gain
 from .known import known_before
 from .proposer import Proposer
@@ -85,7 +85,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
-            raise BadInput(f"sampler is {self.sampler!r}: valid are {', '.join(SAMPLERS)}")
+            raise BadInput(f"sampler is {shown(self.sampler)}: valid are {', '.join(SAMPLERS)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from .enumeration import (
     sample,
 )
 from .epilogue import ACTIVATIONS, EPILOGUE_WORDS, Epilogue
-from .errors import BadInput
+from .errors import BadInput, shown
 from .objective import FOR_EDP, FOR_ENERGY, FOR_TIME, OBJECTIVES
 from .pitches import Pitch, Pitches
 from .problem import DTYPE_BYTES, FAST, LAYOUTS, OUT_DTYPE_BYTES, PROMOTED, NamedProblem, Problem, read_suite
@@ -70,6 +70,7 @@ __all__ = [
     "read_suite",
     "sample",
     "shared_memory",
+    "shown",
     "store_pieces",
     "tile_grid",
     "tile_position",

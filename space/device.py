@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import BadInput
+from .errors import BadInput, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +80,4 @@ def find_device(name: str) -> Device:
         if wanted in (device.name.lower(), *(alias.lower() for alias in device.aliases)):
             return device
     known = ", ".join(word for device in DEVICES for word in (device.name, *device.aliases))
-    raise BadInput(f"device is {name!r}: valid are {known}")
+    raise BadInput(f"device is {shown(name)}: valid are {known}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .errors import BadInput
+from .errors import BadInput, shown
 
 SCALES = ("scale", "scale_m", "scale_n")
 """Words for what the product is multiplied by: a number, a vector along m, a vector along n, in float32."""
@@ -61,12 +61,14 @@ class Epilogue:
         if -1 in places or any(a >= b for a, b in pairwise(places)):
             one_of = [word if isinstance(word, str) else "|".join(word) for word in EPILOGUE_WORDS]
             raise BadInput(
-                f"epilogue is {text!r}: valid is none, or joined by + and in this order any of {', '.join(one_of)}"
+                f"epilogue is {shown(text)}: valid is none, or joined by + and in this order any of {', '.join(one_of)}"
             )
         if "beta" in words and "residual" not in words:
-            raise BadInput(f"epilogue is {text!r}: valid is beta after residual, which it multiplies")
+            raise BadInput(f"epilogue is {shown(text)}: valid is beta after residual, which it multiplies")
         if words[-1] == "aux":
-            raise BadInput(f"epilogue is {text!r}: valid is aux before an activation, gated or residual, or without it")
+            raise BadInput(
+                f"epilogue is {shown(text)}: valid is aux before an activation, gated or residual, or without it"
+            )
         return cls(
             scales=tuple(word for word in words if word in SCALES),
             alpha="alpha" in words,

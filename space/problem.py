@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .epilogue import Epilogue
-from .errors import BadInput
+from .errors import BadInput, shown
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp8_e5m2": 1}
 """Bytes per element of every operand dtype a problem may name (fp8 is e4m3)."""
@@ -92,7 +92,7 @@ class Problem:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_EXTENT:
                 empty = "; an empty problem needs no kernel" if value == 0 else ""
-                raise BadInput(f"{name} is {value!r}: valid is an integer from 1 to {MAX_EXTENT}{empty}")
+                raise BadInput(f"{name} is {shown(value)}: valid is an integer from 1 to {MAX_EXTENT}{empty}")
         _one_of("dtype", self.dtype, DTYPE_BYTES)
         _one_of("layout", self.layout, LAYOUTS)
         if not self.out_dtype:
@@ -103,7 +103,7 @@ class Problem:
         _one_of("overlap", self.overlap, OVERLAPS)
         _one_of("broadcast", self.broadcast, BROADCASTS)
         if not isinstance(self.deterministic, bool):
-            raise BadInput(f"deterministic is {self.deterministic!r}: valid are True, False")
+            raise BadInput(f"deterministic is {shown(self.deterministic)}: valid are True, False")
         if not self.batched:
             object.__setattr__(self, "broadcast", "")
         for matrix in MATRICES:
@@ -116,7 +116,7 @@ class Problem:
         valid = [size for size in (1, 2, 4, 8, 16) if size >= self._element_bytes(matrix)]
         if type(value) is not int or value not in (0, *valid):
             raise BadInput(
-                f"{name} is {value!r}: valid are {', '.join(map(str, valid))}, or 0 for rows without padding"
+                f"{name} is {shown(value)}: valid are {', '.join(map(str, valid))}, or 0 for rows without padding"
             )
         dense = self._dense_alignment(matrix)
         if value == dense or (matrix == "d" and value > dense):
@@ -308,7 +308,9 @@ def _rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, row
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise BadInput(f"cannot read {path}: byte {error.start} is no text: valid is UTF-8") from error
+    except csv.Error as error:
         raise BadInput(f"cannot read {path}: {error}") from error
 
 
@@ -319,7 +321,7 @@ def _from_words(cells: Mapping[str, str], where: str) -> Problem:
             try:
                 fields[word] = int(fields[word])
             except ValueError:
-                raise BadInput(f"{where}: {word} is {fields[word]!r}: valid is a whole number") from None
+                raise BadInput(f"{where}: {word} is {shown(fields[word])}: valid is a whole number") from None
     if "deterministic" in fields:
         fields["deterministic"] = _CSV_TRUTH.get(fields["deterministic"].lower(), fields["deterministic"])
     try:
@@ -333,4 +335,4 @@ def _from_words(cells: Mapping[str, str], where: str) -> Problem:
 
 def _one_of(name: str, value: object, valid: Iterable[str]) -> None:
     if value not in tuple(valid):
-        raise BadInput(f"{name} is {value!r}: valid are {', '.join(valid)}")
+        raise BadInput(f"{name} is {shown(value)}: valid are {', '.join(word or 'empty' for word in valid)}")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from .errors import BadInput
+from .errors import BadInput, shown
 
 COOPERATIVE = "coop"
 PINGPONG = "pp"
@@ -219,7 +219,8 @@ class Schedule:
         """
         match = _NAME.fullmatch(name.strip()) if isinstance(name, str) else None
         if match is None:
-            raise BadInput(f"schedule is {name!r}: valid is a name such as {_EXAMPLE.name}")
+            misfit = f"; {_misfit(name.strip())}" if isinstance(name, str) else ""
+            raise BadInput(f"schedule is {shown(name)}: valid is a name such as {_EXAMPLE.name}{misfit}")
         g = match.groupdict()
         direct = g["store"] == "direct"
         schedule = cls(
@@ -288,18 +289,48 @@ nothing."""
 _EXAMPLE = Schedule(COOPERATIVE, 2, 128, 256, 64, 4, cluster_m=2, swizzle=8, producer_regs=40, consumer_regs=232)
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Schedule)}
 _TYPES = {name: type(value) for name, value in asdict(_EXAMPLE).items()}
-_NAME = re.compile(
-    r"(?P<arrangement>coop|pp|gemv)(?P<consumers>\d{1,9})"
-    r"_(?P<tile_m>\d{1,9})x(?P<tile_n>\d{1,9})x(?P<tile_k>\d{1,9})"
-    r"_s(?P<stages>\d{1,9})_w(?P<mma_in_flight>\d{1,9})_c(?P<cluster_m>\d{1,9})x(?P<cluster_n>\d{1,9})"
-    r"_(?P<walk>tile|pall|p(?P<ctas>[1-9]\d{0,8}))"
-    r"_r(?P<raster>[mn])(?P<swizzle>\d{1,9})(?P<serpentine>z?)"
-    r"_reg(?P<producer_regs>\d{1,9})-(?P<consumer_regs>\d{1,9})"
-    r"_(?P<store>direct|(?P<staged>tma|copy)(?P<epilogue_n>\d{1,9})x(?P<epilogue_buffers>\d{1,9}))"
-    r"(?P<kz>_kz)?(?P<swap>_swap)?(_k(?P<split_k>\d{1,9}))?"
-    r"(?P<stream_k>_sk)?(_(?P<reduction>slots|atomic|shares))?(_ef(?P<evict_first>[ab]))?"
-    r"(_pdl-(?P<dependent_launch>wait|weights))?(_l2-(?P<l2_promotion>\d{1,9}))?"
-    r"(_res(?P<residual_buffers>\d{1,9}))?(_(?P<multicast_kind>leader))?(?P<clip>_clip)?(?P<straight>_straight)?"
-    r"(_ld-(?P<load>copy))?",
-    re.ASCII,
+_TOKENS = (
+    r"(?P<arrangement>coop|pp|gemv)(?P<consumers>\d{1,9})",
+    r"(?P<tile_m>\d{1,9})x(?P<tile_n>\d{1,9})x(?P<tile_k>\d{1,9})",
+    r"s(?P<stages>\d{1,9})",
+    r"w(?P<mma_in_flight>\d{1,9})",
+    r"c(?P<cluster_m>\d{1,9})x(?P<cluster_n>\d{1,9})",
+    r"(?P<walk>tile|pall|p(?P<ctas>[1-9]\d{0,8}))",
+    r"r(?P<raster>[mn])(?P<swizzle>\d{1,9})(?P<serpentine>z?)",
+    r"reg(?P<producer_regs>\d{1,9})-(?P<consumer_regs>\d{1,9})",
+    r"(?P<store>direct|(?P<staged>tma|copy)(?P<epilogue_n>\d{1,9})x(?P<epilogue_buffers>\d{1,9}))",
 )
+"""Every name has these, joined by underscores, in this order."""
+
+_SELDOM = (
+    r"(?P<kz>kz)",
+    r"(?P<swap>swap)",
+    r"k(?P<split_k>\d{1,9})",
+    r"(?P<stream_k>sk)",
+    r"(?P<reduction>slots|atomic|shares)",
+    r"ef(?P<evict_first>[ab])",
+    r"pdl-(?P<dependent_launch>wait|weights)",
+    r"l2-(?P<l2_promotion>\d{1,9})",
+    r"res(?P<residual_buffers>\d{1,9})",
+    r"(?P<multicast_kind>leader)",
+    r"(?P<clip>clip)",
+    r"(?P<straight>straight)",
+    r"ld-(?P<load>copy)",
+)
+"""What follows, in this order, where it is not the default."""
+
+_NAME = re.compile("_".join(_TOKENS) + "".join(f"(_{token})?" for token in _SELDOM), re.ASCII)
+
+
+def _misfit(name: str) -> str:
+    """The first part of a name that does not fit, and what would."""
+    words = name.split("_")
+    for at, (token, example) in enumerate(zip(_TOKENS, _EXAMPLE.name.split("_"), strict=True)):
+        word = words[at] if at < len(words) else ""
+        if not re.fullmatch(token, word, re.ASCII):
+            return f"{shown(word)} stands where one like {example} belongs"
+    left = iter(_SELDOM)
+    for word in words[len(_TOKENS) :]:
+        if not any(re.fullmatch(token, word, re.ASCII) for token in left):
+            return f"{shown(word)} is unknown, or in the wrong place"
+    raise AssertionError(f"{name} fits")

@@ -16,6 +16,7 @@ from tileseek.heuristics.table import Table, build_table
 from tileseek.space import H100, H200, BadInput, Problem, Schedule, sample, violations
 from tileseek.space.rules import SWIZZLES
 
+import tileseek
 from tileseek.tables import make_table
 
 SQUARE = Problem(8192, 8192, 8192)
@@ -166,6 +167,11 @@ def test_another_device_is_never_silently_exact() -> None:
 def test_a_problem_without_a_kernel_is_refused_with_the_reason(problem: Problem, reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         best_schedule(problem, table())
+
+
+def test_what_is_no_problem_is_refused() -> None:
+    with pytest.raises(BadInput, match="problem is 'x': valid is a Problem"):
+        tileseek.best_schedule("x")  # type: ignore[arg-type]
 
 
 def test_a_device_that_is_no_hopper_is_refused() -> None:

@@ -173,6 +173,25 @@ def test_a_text_that_is_no_name_is_bad_input(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("coop2", "coop", "'coop' stands where one like coop2 belongs"),
+        ("_w0", "", "'c2x1' stands where one like w0 belongs"),
+        ("_c2x1", "_c2", "'c2' stands where one like c2x1 belongs"),
+        ("_tma64x2", "", "'' stands where one like tma64x2 belongs"),
+        ("_tma64x2", "_tma64x2_slot", "'slot' is unknown, or in the wrong place"),
+        ("_tma64x2", "_tma64x2_k2_kz", "'kz' is unknown, or in the wrong place"),
+    ],
+)
+def test_a_wrong_name_of_a_schedule_says_what_is_wrong(old: str, new: str, message: str) -> None:
+    name = "coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2"
+    assert Schedule.parse(name).name == name
+    with pytest.raises(BadInput) as refused:
+        Schedule.parse(name.replace(old, new))
+    assert str(refused.value).endswith(f"; {message}")
+
+
+@pytest.mark.parametrize(
     "obj", [{}, {"tile_q": 1}, {**GOOD.to_json(), "stages": "3"}, {**GOOD.to_json(), "swizzle": True}]
 )
 def test_an_object_that_is_no_schedule_is_bad_input(obj: dict[str, Any]) -> None:
@@ -469,6 +488,17 @@ def test_unreadable_suites(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path, tmp_path / "binary.csv"):
         with pytest.raises(BadInput, match="cannot read"):
             read_suite(path)
+    with pytest.raises(BadInput, match="valid is UTF-8"):
+        read_suite(tmp_path / "binary.csv")
+
+
+def test_messages_stay_short() -> None:
+    with pytest.raises(BadInput, match="broadcast is 'c': valid are empty, a, b, ab"):
+        Problem(8, 8, 8, batch=2, broadcast="c")
+    for value in ("x" * 5000, "[" * 100):
+        with pytest.raises(BadInput) as refused:
+            Problem(8, 8, 8, dtype=value)
+        assert len(str(refused.value)) < 120
 
 
 def test_optional_columns(tmp_path: Path) -> None:

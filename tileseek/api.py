@@ -12,7 +12,7 @@ from .heuristics.table import Table
 from .heuristics.table import load_table as read_table
 from .measure.gpus import HOPPER, gpus
 from .results import has_table, noise_path, table_path
-from .space import H200, Device, Problem, find_device
+from .space import H200, BadInput, Device, Problem, find_device, shown
 
 
 def best_schedule(problem: Problem, table: Table | None = None, device: Device | str | None = None) -> Choice:
@@ -23,10 +23,12 @@ def best_schedule(problem: Problem, table: Table | None = None, device: Device |
     be launched; `provenance` says where it comes from.
 
     Raises:
-        BadInput: no kernel can run the problem, or the device is unknown.
+        BadInput: no kernel can run the problem, it is no `Problem`, or the device is unknown.
     """
     if isinstance(device, str):
         device = find_device(device)
+    if not isinstance(problem, Problem):
+        raise BadInput(f"problem is {shown(problem)}: valid is a Problem, such as Problem(m=8192, n=6144, k=4096)")
     device = device or local_device()
     return query(problem, table or _bundled(device), device)
 

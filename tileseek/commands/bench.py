@@ -13,7 +13,7 @@ import typer
 
 from ..api import best_schedule, load_table
 from ..measure.gpus import hopper
-from ..space import BadInput, Device, NamedProblem, Schedule, unsupported
+from ..space import BadInput, Device, NamedProblem, Schedule, shown, unsupported
 from .inputs import (
     Accumulate,
     AsJson,
@@ -79,7 +79,7 @@ def command(
         ),
     )
     if policy not in POLICIES:
-        raise BadInput(f"policy is {policy!r}: valid are {', '.join(POLICIES)}")
+        raise BadInput(f"policy is {shown(policy)}: valid are {', '.join(POLICIES)}")
     device = hopper(gpu).device
     require("tune", "torch", "cuda.bindings")
     if out is not None:

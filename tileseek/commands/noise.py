@@ -17,7 +17,7 @@ from ..api import best_schedule, load_table
 from ..heuristics.noise import NOISE_VERSION, Noise, resolvable
 from ..heuristics.table import Table
 from ..measure.gpus import hopper
-from ..space import BadInput, Device, NamedProblem, Problem, Schedule, unsupported, violations
+from ..space import BadInput, Device, NamedProblem, Problem, Schedule, shown, unsupported, violations
 from .inputs import (
     AsJson,
     Dtype,
@@ -110,7 +110,7 @@ def _policies(names: Sequence[str], energy: bool) -> list[Policy]:
     known = POLICIES | {policy.name: policy for policy in FINALS}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise BadInput(f"policy is {unknown[0]!r}: valid are {', '.join(known)}")
+        raise BadInput(f"policy is {shown(unknown[0])}: valid are {', '.join(known)}")
     policies = [known[name] for name in names]
     if energy:
         claiming = [policy for policy in policies if policy.claims]
