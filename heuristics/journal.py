@@ -1,6 +1,6 @@
 """The journal: append-only JSON lines of everything measured. Tables, models and reports are derived from it.
 
-One writer a file. A line is one object with `v` (format version) and `kind`:
+A line is one object with `v` (format version) and `kind`:
 
 - `env`: the facts of a machine and its software under the key `env`, which measures refer to;
 - `measure`: one schedule measured on one problem under one policy;
@@ -12,6 +12,7 @@ skipped and counted.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import math
@@ -38,13 +39,14 @@ class Journal:
 
     Each line is one write in append mode, so that a crash can cut off the last line and nothing else. A file
     that a crash left without its final newline gets it before the next line. With `sync` a line is on the
-    disk, and not only with the operating system, when `append` returns.
+    disk, and not only with the operating system, when `append` returns. Writers may interleave; a run, which goes
+    on from what it reads here, asks to be `alone`: no other run has the file until the journal is closed.
 
     Raises:
-        BadInput: the file cannot be opened for writing.
+        BadInput: the file cannot be opened for writing, or another run has it.
     """
 
-    def __init__(self, path: str | Path, sync: bool = False) -> None:
+    def __init__(self, path: str | Path, sync: bool = False, alone: bool = False) -> None:
         self.path = Path(path)
         self._sync = sync
         try:
@@ -52,6 +54,8 @@ class Journal:
             self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise BadInput(f"cannot write {path}: {error.strerror}") from error
+        if alone:
+            self._lock()
         size = os.fstat(self._file).st_size
         self._cut_off = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
@@ -75,6 +79,17 @@ class Journal:
         except OSError as error:
             error.filename = str(self.path)
             raise
+
+    def _lock(self) -> None:
+        """The lock goes with the process, however it ends. File systems without locks do without."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            folder = self.path.parent
+            raise BadInput(f"the run folder {folder} is in use by another process: valid is another folder") from None
+        except OSError:
+            pass
 
     def close(self) -> None:
         """Close the file; the journal takes no more lines."""

@@ -15,11 +15,15 @@ _COUNTED = ("problems", "m", "n", "k")
 
 
 def report(
-    contents: JournalContents, table: Table, suite: Sequence[NamedProblem] = (), noise: Noise | None = None
+    contents: JournalContents,
+    table: Table,
+    asked: Sequence[NamedProblem] = (),
+    noise: Noise | None = None,
+    known: Sequence[NamedProblem] = (),
 ) -> str:
     """The report on a table, the journals it was made from, and what the device resolves, where that was measured.
-    Problems go by their names in `suite`, if any."""
-    names = {named.problem: named.name for named in suite}
+    Problems go by their names in `asked`, whose absence it tells, or in `known`, if any."""
+    names = {named.problem: named.name for named in (*known, *asked)}
     parts = [
         f"# Matmul schedules for {table.device.name}",
         f"Generator {table.generator}, compiler {table.compiler}, tuned for {table.objective}."
@@ -28,13 +32,19 @@ def report(
         _winners(table.entries, names),
         _summary(table.entries),
         "## Coverage",
-        _coverage(table, [named.problem for named in suite]),
+        _coverage(table, asked),
         "## Measured",
         _counts(contents, table),
     ]
     if noise is not None and noise.resolvable:
         parts += ["## Smallest differences resolved", noise_table(noise)]
     return "\n\n".join(parts) + "\n"
+
+
+def some_of(names: Sequence[str], most: int = 12) -> str:
+    """The first `most` names, and how many more there are."""
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
 
 
 def geomean(values: Iterable[float | None]) -> float | None:
@@ -78,7 +88,7 @@ def _summary(entries: Sequence[Entry]) -> str:
     return "\n".join(lines)
 
 
-def _coverage(table: Table, problems: Sequence[Problem]) -> str:
+def _coverage(table: Table, asked: Sequence[NamedProblem]) -> str:
     coverage = table.coverage()
     words = [name for name in coverage[0] if name not in _COUNTED] if coverage else []
     rows = [
@@ -90,9 +100,10 @@ def _coverage(table: Table, problems: Sequence[Problem]) -> str:
         for row in coverage
     ]
     text = markdown_table([*words, *_COUNTED], rows)
-    missing = table.missing(problems)
+    missing = set(table.missing([named.problem for named in asked]))
     if missing:
-        text += f"\n\nNot in the table, of {len(problems)} asked for: " + ", ".join(p.key for p in missing) + "."
+        names = [named.name for named in asked if named.problem in missing]
+        text += f"\n\nNot in the table, of {len(asked)} asked for: {some_of(names)}."
     return text
 
 

@@ -20,7 +20,7 @@ from ..cost_model.draft import spread
 from ..cost_model.ranker import Ranker, train
 from ..cost_model.regret import TIE, split_families
 from ..heuristics.journal import JournalContents, Measure
-from ..space import BadInput, Device, Problem, Schedule
+from ..space import BadInput, Device, Problem, Schedule, shown
 from .budget import Budget
 from .nvidia import available, nvidia_order
 from .runner import ReplayRunner
@@ -139,7 +139,7 @@ def arm_names(asked: Sequence[str] | None = None) -> list[str]:
     names = [name for name in ARMS if name != "nvidia" or available()]
     for name in asked or ():
         if name not in names:
-            raise BadInput(f"arm is {name!r}: valid are {', '.join(names)}")
+            raise BadInput(f"arm is {shown(name)}: valid are {', '.join(names)}")
     return list(asked or names)
 
 
@@ -168,7 +168,7 @@ def replay(
     least: int = LEAST,
     most: int = COUNTS[-1],
     seed: int = 0,
-    progress: Callable[[str, int], None] | None = None,
+    progress: Callable[[str, int], None] = lambda now, done: None,
 ) -> list[Replayed]:
     """Every arm on every problem that was measured with at least `least` schedules, up to `most` measurements.
 
@@ -177,17 +177,17 @@ def replay(
     """
     names = arm_names(arms)
     found: list[Replayed] = []
-    for training, held in split_families(measures, folds, seed):
+    for fold, (training, held) in enumerate(split_families(measures, folds, seed), start=1):
         cases = {p: (group, costs(group)) for p, group in by_problem(held).items()}
         cases = {p: case for p, case in cases.items() if len(case[1]) >= least}
         if not cases or not training:
             continue
+        progress(f"fold {fold}", len(found))
         ranker = train(training, device, seed)
         others = [replace(m, env="") for m in training]
         for problem, (group, cost_of) in sorted(cases.items()):
-            if progress is not None:
-                progress(problem.key, len(found))
             found.append(_replayed(Case(problem, group, cost_of, others, ranker, device, seed), names, most))
+            progress(f"fold {fold}", len(found))
     if not found:
         raise BadInput(f"no problem with {least} schedules beside other families: valid is a journal with some")
     return sorted(found, key=lambda each: each.problem)

@@ -404,6 +404,7 @@ def a_file(folder: Path) -> str:
         (["portfolio", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "."], "no journal in the folder ."),
+        (["bench", "search", "--folds", "0"], "--folds is 0: valid is 2 or more"),
         (["bench", "search", "--arm", "luck"], "arm is 'luck': valid are random, tpe"),
         (["tune", "headline", "--sampler", "luck"], "sampler is 'luck': valid are tpe"),
         (["tune", "headline", "--storage", "here"], "storage is 'here', which cannot be used"),
@@ -486,6 +487,13 @@ def test_output_that_goes_nowhere(redirection: str, code: int, words: str) -> No
     assert (done.returncode, done.stderr) == (code, words)
 
 
+def test_long_work_without_a_terminal_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with output.progress("replaying", 3, lines=True) as advance:
+        for now, done in (("fold 1", 0), ("fold 1", 1), ("fold 2", 2)):
+            advance(now, done)
+    assert capsys.readouterr().err == "replaying: fold 1, 0 done before\nreplaying: fold 2, 2 done before\n"
+
+
 # Runs
 
 
@@ -530,7 +538,16 @@ def test_tune_replays_stops_at_its_budget_and_goes_on(run: Cli, recorded: Path, 
         assert violations(entry.problem, entry.schedule, H200) == []
     assert "| large |" in (out / "report.md").read_text()
 
-    assert "going on from" in run(*command, "--measurements", 60).err
+    with Journal(out / "journal.jsonl", alone=True):
+        second = run(*command)
+    assert (second.code, second.err.count("tileseek: ")) == (2, 1)
+    assert second.err.endswith(f"{out} is in use by another process: valid is another folder\n")
+
+    with (out / "journal.jsonl").open("a") as lines:
+        lines.write("{broken\n")
+    resumed = run(*command, "--measurements", 60).err
+    assert "going on from" in resumed
+    assert f"{out / 'journal.jsonl'}: 1 lines skipped as unreadable" in resumed
     again = read_journal(out / "journal.jsonl")
     assert again.measures[: len(first.measures)] == first.measures, "nothing measured is lost"
     assert len({(m.problem, m.schedule) for m in again.measures}) == 60, "or measured again"
@@ -539,6 +556,7 @@ def test_tune_replays_stops_at_its_budget_and_goes_on(run: Cli, recorded: Path, 
     assert "0 new measurements, 60 known before" in done.out
     report = run("report", out)
     assert (report.code, report.out.count("| sq4096 |")) == (0, 1)
+    assert "Not in the table" not in report.out, "no suite was asked for"
 
 
 def test_the_default_budget_is_for_the_problems_that_can_be_tuned(
@@ -651,6 +669,13 @@ cli.main()
     assert "problems have a schedule" in stdout
     assert load_table(out / "table.json").entries
     assert read_journal(journal).skipped == 0
+
+
+def test_ctrl_c_while_modules_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    path = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "tileseek"], capture_output=True, text=True, cwd="/", env=path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_unknown_hopper_gpus_are_a_class_of_their_own() -> None:

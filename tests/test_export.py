@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 import pytest
 from journals import FIRST, FOURTH, SECOND, THIRD, contents, measured
 from tileseek.heuristics.export import left_out, to_csv, to_inductor, to_nvfuser, to_t4
-from tileseek.heuristics.report import geomean, report
+from tileseek.heuristics.report import geomean, report, some_of
 from tileseek.heuristics.table import Table, build_table
 from tileseek.space import H200, NamedProblem, Problem
 
@@ -143,9 +143,15 @@ def test_report() -> None:
     assert "cuBLAS default: geometric mean 1.000, faster on 1 of 2" in text, "of finals"
     assert "best cuBLASLt algorithm: geometric mean 0.857, faster on 1 of 2" in text
     assert "counted are the 2 problems measured by a final policy; 1 measured by screening" in text
-    assert f"Not in the table, of 2 asked for: {absent.problem.key}." in text
+    assert f"Not in the table, of 2 asked for: {absent.name}." in text
     assert "- audit: 1\n- correct: 4\n" in text
     assert "skipped as unreadable: 7" in text
+
+
+def test_long_lists_of_names_are_cut() -> None:
+    names = [f"p{i}" for i in range(14)]
+    assert some_of(names[:12]) == ", ".join(names[:12])
+    assert some_of(names).endswith("p10, p11, and 2 more")
 
 
 def test_geomean() -> None:

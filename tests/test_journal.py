@@ -196,6 +196,15 @@ def test_writers_that_interleave_lose_nothing(tmp_path: Path) -> None:
     assert contents.envs.keys() == {f"{name}-{i}" for name in "abc" for i in range(400)}
 
 
+def test_a_run_has_its_journal_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "journal.jsonl"
+    with Journal(path, alone=True):
+        with pytest.raises(BadInput, match=f"{path.parent} is in use by another process: valid is another folder"):
+            Journal(path, alone=True)
+        assert read_journal(path).skipped == 0, "readers are welcome"
+    Journal(path, alone=True).close()
+
+
 def test_killing_a_writer_costs_at_most_its_last_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for delay in (0.0, 0.01, 0.03):

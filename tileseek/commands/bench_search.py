@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..heuristics.journal import read_journal
 from ..heuristics.table import all_measures
 from ..results import journal_path
-from ..space import H200, find_device
-from .inputs import AsJson, require, whole_number
+from ..space import H200, BadInput, find_device
+from .inputs import AsJson, read_journals, require, whole_number
 from .output import check_writable, dumps_json, print_table, progress, write_text
 
 
@@ -37,6 +36,8 @@ def command(
 
     Problems are held out by (n, k) family: what a search knows beforehand was measured on other families.
     """
+    if folds < 2:
+        raise BadInput(f"--folds is {folds}: valid is 2 or more")
     require("search", "optuna", "sklearn", "numpy")
     if plot is not None:
         require("plot", "matplotlib")
@@ -47,8 +48,8 @@ def command(
 
     arms = arm_names(arm)
     where = find_device(device)
-    measures = all_measures(read_journal(journal or [journal_path(where)]), where)
-    with progress("replaying", len({m.problem for m in measures})) as advance:
+    measures = all_measures(read_journals(journal or [journal_path(where)]), where)
+    with progress("replaying", len({m.problem for m in measures}), lines=True) as advance:
         found = replay(measures, where, arms=arms, folds=folds, least=least, seed=seed, progress=advance)
     facts = {"command": shlex.join(["tileseek", *sys.argv[1:]]), "device": where.name, **document(found)}
     if out is not None:

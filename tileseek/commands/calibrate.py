@@ -9,11 +9,10 @@ from typing import Annotated
 
 import typer
 
-from ..heuristics.journal import read_journal
 from ..heuristics.table import all_measures
 from ..results import journal_path
 from ..space import H200, find_device
-from .inputs import require, whole_number
+from .inputs import read_journals, require, whole_number
 from .output import check_writable, dumps_json, write_text
 
 
@@ -37,6 +36,6 @@ def command(
 
     where = find_device(device)
     files = journal or [journal_path(where)]
-    fitted = calibrate(all_measures(read_journal(files), where), where, per_problem, seed=seed)
+    fitted = calibrate(all_measures(read_journals(files), where), where, per_problem, seed=seed)
     source = {"command": shlex.join(["tileseek", *sys.argv[1:]]), "device": where.name}
     write_text(out, dumps_json({**source, **fitted.to_json()}))

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from ..heuristics.journal import Journal
 from ..space import BadInput
 from .inputs import (
     Accumulate,
@@ -61,7 +60,7 @@ def command(
     if seconds is not None and not 0 < seconds < math.inf:
         raise BadInput(f"--seconds is {seconds:g}: valid is a positive number")
     journal_file = out / JOURNAL
-    with live(named, gpu, journal_file) as world, Journal(journal_file) as journal:
+    with live(named, gpu, journal_file) as world:
         from ..search.survey import survey
         from ..search.tuner import Progress
 
@@ -76,7 +75,7 @@ def command(
                 [each.problem for each in world.named],
                 world.runner,
                 per_problem,
-                journal=journal,
+                journal=world.journal,
                 history=world.history,
                 seed=seed,
                 progress=show,

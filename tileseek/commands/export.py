@@ -9,11 +9,10 @@ import typer
 
 from ..api import load_table
 from ..heuristics.export import left_out, to_csv, to_inductor, to_nvfuser, to_t4
-from ..heuristics.journal import read_journal
 from ..results import journal_path
-from ..space import FOR_TIME, H200, BadInput, find_device
+from ..space import FOR_TIME, H200, BadInput, find_device, shown
 from ..tables import make_table
-from .inputs import TablePath, check_objective, require
+from .inputs import TablePath, check_objective, read_journals, require
 from .output import notes, write_text
 
 _OF_TABLES = {"csv": to_csv, "inductor": to_inductor, "nvfuser": to_nvfuser}
@@ -41,7 +40,7 @@ def command(
 ) -> None:
     """Write a table (csv, inductor, nvfuser) in the form another tool reads, or make a table or T4 of journals."""
     if form not in _OPTIONS:
-        raise BadInput(f"form is {form!r}: valid are {', '.join(_OPTIONS)}")
+        raise BadInput(f"form is {shown(form)}: valid are {', '.join(_OPTIONS)}")
     _check_options(form, table=table, journal=journal, device=device, objective=objective)
     if form in _OF_TABLES:
         source = load_table(table)
@@ -56,9 +55,7 @@ def command(
         tuned_for = check_objective(FOR_TIME if objective is None else objective)
         if form == "table":
             require("search", "numpy", "sklearn")
-        contents = read_journal(journal or [journal_path(where)])
-        if contents.skipped:
-            notes.print(f"{contents.skipped} journal lines skipped as unreadable")
+        contents = read_journals(journal or [journal_path(where)])
         write_text(out, to_t4(contents) if form == "t4" else make_table(contents, where, tuned_for).dumps())
 
 

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..heuristics.journal import JournalContents, read_journal
 from ..problems import suite, suite_names
-from ..space import OBJECTIVES, BadInput, Device, NamedProblem, Problem, Schedule, read_suite, violations
+from ..space import OBJECTIVES, BadInput, Device, NamedProblem, Problem, Schedule, read_suite, shown, violations
+from .output import notes
 
 ProblemWords = Annotated[
     list[str],
@@ -50,7 +52,7 @@ def read_problems(words: Sequence[str], **options: str | bool | None) -> list[Na
         return [NamedProblem(problem.key, problem)]
     if len(words) != 1:
         raise BadInput(
-            f"problems are {' '.join(words)!r}: valid are three sizes M N K,"
+            f"problems are {shown(' '.join(words))}: valid are three sizes M N K,"
             f" a bundled suite ({', '.join(suite_names())}), or the path of a CSV file"
         )
     if given:
@@ -73,7 +75,7 @@ def check_objective(word: str) -> str:
         BadInput: there is none.
     """
     if word not in OBJECTIVES:
-        raise BadInput(f"objective is {word!r}: valid are {', '.join(OBJECTIVES)}")
+        raise BadInput(f"objective is {shown(word)}: valid are {', '.join(OBJECTIVES)}")
     return word
 
 
@@ -89,6 +91,18 @@ def journal_files(path: Path) -> list[Path]:
     if not files:
         raise BadInput(f"no journal in the folder {path}: valid is a folder that `tileseek tune` wrote")
     return files
+
+
+def read_journals(paths: Sequence[Path]) -> JournalContents:
+    """The contents of journals; lines that cannot be read are counted on stderr.
+
+    Raises:
+        BadInput: a file does not exist or cannot be opened.
+    """
+    contents = read_journal(paths)
+    if contents.skipped:
+        notes.print(f"{', '.join(map(str, paths))}: {contents.skipped} lines skipped as unreadable")
+    return contents
 
 
 def require(extra: str, *modules: str) -> None:
@@ -135,7 +149,7 @@ def whole_number(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise BadInput(f"{word!r} is not a whole number") from None
+        raise BadInput(f"{shown(word)} is not a whole number") from None
 
 
 def number(word: str) -> float:
@@ -143,11 +157,11 @@ def number(word: str) -> float:
     try:
         return float(word)
     except ValueError:
-        raise BadInput(f"{word!r} is not a number") from None
+        raise BadInput(f"{shown(word)} is not a number") from None
 
 
 def _size(name: str, word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise BadInput(f"{name} is {word!r}: valid is a positive integer") from None
+        raise BadInput(f"{name} is {shown(word)}: valid is a positive integer") from None

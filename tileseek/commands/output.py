@@ -35,8 +35,20 @@ def print_json(document: object) -> None:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: float) -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr; the function it gives says what is done and how far it is, of `total`."""
+def progress(what: str, total: float, lines: bool = False) -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr; the function it gives says what is done and how far it is, of `total`. Where stderr is no
+    terminal there is no bar; with `lines` there is then a line whenever something else is done."""
+    if lines and not notes.is_terminal:
+        before = ""
+
+        def tell(now: str, completed: float) -> None:
+            nonlocal before
+            if now != before:
+                notes.print(f"{what}: {now}, {completed:g} done before")
+            before = now
+
+        yield tell
+        return
     with Progress(*_COLUMNS, console=notes, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda now, completed: bar.update(task, description=now, completed=completed)

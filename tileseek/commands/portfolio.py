@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ..heuristics.journal import read_journal
 from ..heuristics.portfolio import portfolio
 from ..heuristics.table import current_measures
 from ..results import journal_path
 from ..space import H200, find_device
-from .inputs import AsJson, number, whole_number
+from .inputs import AsJson, number, read_journals, whole_number
 from .output import check_writable, dumps_json, print_table, write_text
 
 
@@ -37,7 +36,7 @@ def command(
     if out is not None:
         check_writable(out)
     where = find_device(device)
-    measures = current_measures(read_journal(journal or [journal_path(where)]), where)
+    measures = current_measures(read_journals(journal or [journal_path(where)]), where)
     chosen = portfolio(measures, loss, least)
     document = dumps_json({"device": where.name, "loss": loss, "least": least, **chosen.to_json()})
     if out is not None:

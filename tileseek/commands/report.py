@@ -33,7 +33,7 @@ def command(
     contents = read_journal(files)
     noise = load_noise(where)
     table = build_table(contents, where, objective=check_objective(objective), noise=noise)
-    write_text(out, report(contents, table, known_problems(), noise))
+    write_text(out, report(contents, table, noise=noise, known=known_problems()))
 
 
 def known_problems() -> list[NamedProblem]:

@@ -95,7 +95,12 @@ def _measure(
     from ..search.runner import LiveRunner
 
     stopped = None
-    with CompilePool() as pool, Measurer(gpu) as measurer, LiveRunner(pool, measurer) as runner:
+    with (
+        Journal(out.with_suffix(".jsonl"), alone=True) as journal,
+        CompilePool() as pool,
+        Measurer(gpu) as measurer,
+        LiveRunner(pool, measurer) as runner,
+    ):
         planned = make_plan(load_table(table, measurer.device), measurer.device, ids)
         pairs = [each for each in planned if isinstance(each, Pair)]
         found = {
@@ -123,7 +128,7 @@ def _measure(
 
         missing = [pair for pair in pairs if pair.key not in found]
         try:
-            with Journal(out.with_suffix(".jsonl")) as journal, progress("measuring", len(missing)) as advance:
+            with progress("measuring", len(missing)) as advance:
 
                 def keep(row: dict[str, Any]) -> None:
                     found[_key(row)] = row

@@ -14,7 +14,7 @@ import typer
 
 from ..api import load_noise, load_table
 from ..heuristics.journal import Journal, JournalContents, read_journal
-from ..heuristics.report import report
+from ..heuristics.report import report, some_of
 from ..heuristics.table import current, newest_tools
 from ..measure.gpus import HOPPER, gpus, hopper
 from ..results import has_table, journal_path
@@ -32,6 +32,7 @@ from .inputs import (
     ProblemWords,
     check_objective,
     number,
+    read_journals,
     read_problems,
     require,
     whole_number,
@@ -104,10 +105,10 @@ def command(
     options = Options(seed=seed, objective=objective, sampler=sampler)
     given = None if measurements is None and seconds is None else Budget(measurements, seconds)
     folder = out or Path("runs") / (Path(problems[0]).stem if len(problems) == 1 else named[0].name)
-    with _world(named, gpu, replay, folder / JOURNAL, objective) as world, Journal(folder / JOURNAL) as journal:
+    with _world(named, gpu, replay, folder / JOURNAL, objective) as world:
         budget = given or Budget(MEASUREMENTS * len(world.named))
         options = replace(options, noise=load_noise(world.runner.device))
-        summary, failure = _search(world, budget, journal, options, view)
+        summary, failure = _search(world, budget, options, view)
     _write(folder, world, objective)
     _tell(world, summary, folder)
     if failure is not None:
@@ -122,10 +123,11 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Who measures, which problems, and what is known before."""
+    """Who measures, which problems, where to, and what is known before."""
 
     runner: Runner
     named: Sequence[NamedProblem]
+    journal: Journal
     history: JournalContents
     incumbents: Mapping[Problem, Schedule]
 
@@ -141,18 +143,18 @@ def _world(
     if replay is not None:
         if gpu is not None:
             raise BadInput(f"--gpu {gpu} and --replay are both given: valid is one of them")
-        yield _replayed(named, replay, journal, objective)
+        with _replayed(named, replay, journal, objective) as world:
+            yield world
         return
     with live(named, gpu or 0, journal) as world:
         yield world
 
 
-def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path, objective: str) -> World:
+@contextlib.contextmanager
+def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path, objective: str) -> Iterator[World]:
     from ..search.runner import ReplayRunner
 
-    everything = read_journal(path)
-    if everything.skipped:
-        notes.print(f"{path}: {everything.skipped} lines skipped as unreadable")
+    everything = read_journals([path])
     device = _device(everything)
     recorded = current(everything, device)
     recorded.measures = [measure for measure in recorded.measures if measure.objective == objective]
@@ -161,12 +163,17 @@ def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path, objectiv
     measured = {measure.problem for measure in recorded.measures}
     kept = _keep(named, lambda problem: "" if problem in measured else "it is not in the journal")
     notes.print(f"{len(recorded.measures)} measurements of {len(measured)} problems on {device.name}")
-    return World(ReplayRunner(recorded, device), kept, _history(journal), {})
+    with Journal(journal, alone=True) as lines:
+        yield World(ReplayRunner(recorded, device), kept, lines, _history(journal), {})
 
 
 @contextlib.contextmanager
 def live(named: Sequence[NamedProblem], gpu: int, journal: Path) -> Iterator[World]:
-    """A Hopper GPU to measure on, and what `journal` and the bundled journal know of the problems."""
+    """A Hopper GPU to measure on, and what `journal` and the bundled journal know of the problems.
+
+    Raises:
+        BadInput: there is none, none of the problems can be tuned, or another run writes the journal.
+    """
     device = hopper(gpu).device
     require("tune", "torch", "cuda.bindings")
     from ..codegen import CompilePool
@@ -174,21 +181,22 @@ def live(named: Sequence[NamedProblem], gpu: int, journal: Path) -> Iterator[Wor
     from ..search.runner import LiveRunner
 
     kept = _keep(named, lambda problem: "; ".join(unsupported(problem, device)))
-    history = _history(journal)
-    incumbents = {}
-    if has_table(device):
-        # The bundled journal teaches the ranker; it says nothing about this very machine.
-        history.measures += [replace(m, env="") for m in read_journal(journal_path(device)).measures]
-        incumbents = {problem: entry.schedule for problem, entry in load_table(device=device).by_problem.items()}
-    with CompilePool() as pool, Measurer(gpu) as measurer, LiveRunner(pool, measurer) as runner:
-        yield World(runner, kept, history, incumbents)
+    with Journal(journal, alone=True) as lines:
+        history = _history(journal)
+        incumbents = {}
+        if has_table(device):
+            # The bundled journal teaches the ranker; it says nothing about this very machine.
+            history.measures += [replace(m, env="") for m in read_journal(journal_path(device)).measures]
+            incumbents = {problem: entry.schedule for problem, entry in load_table(device=device).by_problem.items()}
+        with CompilePool() as pool, Measurer(gpu) as measurer, LiveRunner(pool, measurer) as runner:
+            yield World(runner, kept, lines, history, incumbents)
 
 
 def _history(journal: Path) -> JournalContents:
     """What an earlier run left in its folder."""
-    if not journal.exists():
+    if not journal.stat().st_size:
         return JournalContents()
-    history = read_journal(journal)
+    history = read_journals([journal])
     notes.print(f"going on from {journal} with {len(history.measures)} measurements")
     return history
 
@@ -219,12 +227,12 @@ def _keep(named: Sequence[NamedProblem], obstacle: Callable[[Problem], str]) -> 
         raise BadInput(f"none of {len(named)} problems can be tuned; {name}: {reason}")
     left_out = [name for name, reason in obstacles.items() if reason]
     if left_out:
-        notes.print(f"left out {len(left_out)} of {len(named)} problems: {', '.join(left_out)}")
+        notes.print(f"left out {len(left_out)} of {len(named)} problems: {some_of(left_out)}")
     return kept
 
 
 def _search(
-    world: World, budget: Budget, journal: Journal, options: Options, view: StudyView | None
+    world: World, budget: Budget, options: Options, view: StudyView | None
 ) -> tuple[Summary | None, Exception | None]:
     """The summary, or the failure that ended the run: what was measured until then is in the journal."""
     from ..measure.supervisor import MeasureError
@@ -247,7 +255,7 @@ def _search(
                 problems,
                 world.runner,
                 budget,
-                journal=journal,
+                journal=world.journal,
                 history=world.history,
                 incumbents=world.incumbents,
                 options=options,
