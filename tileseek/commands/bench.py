@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +29,7 @@ from .inputs import (
     require,
     whole_number,
 )
-from .output import check_writable, dumps_json, notes, print_table, progress, write_text
+from .output import check_writable, command_line, deliver, notes, print_table, progress, stop_early
 
 if TYPE_CHECKING:
     from ..measure.policy import Policy
@@ -91,15 +89,8 @@ def command(
         cases = _best_known(named, table, device)
     rules = POLICIES[policy].with_energy() if energy else POLICIES[policy]
     document, stopped = _measure(cases, rules, gpu)
-    if out is not None:
-        write_text(out, dumps_json(document))
-    if as_json:
-        write_text(None, dumps_json(document))
-    else:
-        _print(document)
-    if stopped is not None:
-        notes.print(f"stopped after {len(document['rows'])} of {len(cases)} problems{stopped and ': ' + stopped}")
-        raise typer.Exit(1 if stopped else 130)
+    deliver(document, out, as_json, _print)
+    stop_early(stopped, f"stopped after {len(document['rows'])} of {len(cases)} problems")
 
 
 def _at_least(size: int, named: Sequence[NamedProblem]) -> list[NamedProblem]:
@@ -152,7 +143,7 @@ def _measure(cases: Sequence[Case], policy: Policy, gpu: int) -> tuple[dict[str,
             stopped = ""
         except MeasureError as error:
             stopped = str(error)
-        return document(measurer, policy, shlex.join(["tileseek", *sys.argv[1:]]), rows), stopped
+        return document(measurer, policy, command_line(), rows), stopped
 
 
 def _print(document: dict[str, Any]) -> None:

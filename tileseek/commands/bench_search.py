@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +12,7 @@ from ..heuristics.table import all_measures
 from ..results import journal_path
 from ..space import H200, BadInput, find_device
 from .inputs import AsJson, read_journals, require, whole_number
-from .output import check_writable, dumps_json, print_table, progress, write_text
+from .output import check_writable, command_line, dumps_json, print_table, progress, write_text
 
 
 def command(
@@ -51,7 +49,7 @@ def command(
     measures = all_measures(read_journals(journal or [journal_path(where)]), where)
     with progress("replaying", len({m.problem for m in measures}), lines=True) as advance:
         found = replay(measures, where, arms=arms, folds=folds, least=least, seed=seed, progress=advance)
-    facts = {"command": shlex.join(["tileseek", *sys.argv[1:]]), "device": where.name, **document(found)}
+    facts = {"command": command_line(), "device": where.name, **document(found)}
     if out is not None:
         write_text(out, dumps_json(facts))
     if plot is not None:

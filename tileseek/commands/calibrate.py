@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +11,7 @@ from ..heuristics.table import all_measures
 from ..results import journal_path
 from ..space import H200, find_device
 from .inputs import read_journals, require, whole_number
-from .output import check_writable, dumps_json, write_text
+from .output import check_writable, command_line, dumps_json, write_text
 
 
 def command(
@@ -37,5 +35,5 @@ def command(
     where = find_device(device)
     files = journal or [journal_path(where)]
     fitted = calibrate(all_measures(read_journals(files), where), where, per_problem, seed=seed)
-    source = {"command": shlex.join(["tileseek", *sys.argv[1:]]), "device": where.name}
+    source = {"command": command_line(), "device": where.name}
     write_text(out, dumps_json({**source, **fitted.to_json()}))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,7 +28,7 @@ from .inputs import (
     require,
     whole_number,
 )
-from .output import check_writable, dumps_json, notes, print_table, progress, write_text
+from .output import check_writable, command_line, deliver, print_table, progress, stop_early
 
 if TYPE_CHECKING:
     from ..measure.policy import Policy
@@ -84,15 +82,8 @@ def command(
     if out is not None:
         check_writable(out)
     document, stopped = _measure(named, _Plan(policies, copies, calls, selections), gpu, load_table(table, device))
-    if out is not None:
-        write_text(out, dumps_json(document))
-    if as_json:
-        write_text(None, dumps_json(document))
-    else:
-        _print(document)
-    if stopped is not None:
-        notes.print(f"stopped after {len(document['rows'])} measurements{stopped and ': ' + stopped}")
-        raise typer.Exit(1 if stopped else 130)
+    deliver(document, out, as_json, _print)
+    stop_early(stopped, f"stopped after {len(document['rows'])} measurements")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +149,7 @@ def _measure(named: Sequence[NamedProblem], plan: _Plan, gpu: int, table: Table)
         document = {
             "v": NOISE_VERSION,
             "env": measurer.env,
-            "command": shlex.join(["tileseek", *sys.argv[1:]]),
+            "command": command_line(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "copies": plan.copies,
             "calls": plan.calls,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -65,6 +67,36 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     with console.capture() as capture:
         console.print(table)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def command_line() -> str:
+    """The command that is running, as it could be typed again."""
+    return shlex.join(["tileseek", *sys.argv[1:]])
+
+
+def deliver(document: Mapping[str, Any], out: Path | None, as_json: bool, show: Callable[[Any], None]) -> None:
+    """Write a document to the file `out` where one is given, then it itself to stdout, or what `show` prints of it.
+
+    Raises:
+        BadInput: the file cannot be written.
+    """
+    if out is not None:
+        write_text(out, dumps_json(document))
+    if as_json:
+        print_json(document)
+    else:
+        show(document)
+
+
+def stop_early(stopped: str | None, after: str) -> None:
+    """End a command that was stopped `after` so much: by Ctrl-C, without words, or by a failure. None goes on.
+
+    Raises:
+        typer.Exit: it was stopped.
+    """
+    if stopped is not None:
+        notes.print(f"{after}{stopped and ': ' + stopped}")
+        raise typer.Exit(1 if stopped else 130)
 
 
 def check_writable(path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +25,7 @@ from .inputs import (
     require,
     whole_number,
 )
-from .output import check_writable, dumps_json, notes, print_table, progress, write_text
+from .output import check_writable, command_line, deliver, notes, print_table, progress, stop_early
 
 DRIFT = 0.03
 REGRET = 0.02
@@ -62,15 +60,8 @@ def command(
     if out is not None:
         check_writable(out)
     document, stopped = _measure(known, tuned, gpu)
-    if out is not None:
-        write_text(out, dumps_json(document))
-    if as_json:
-        write_text(None, dumps_json(document))
-    else:
-        _print(document)
-    if stopped is not None:
-        notes.print(f"stopped after {len(document['rows'])} of {len(known)} problems{stopped and ': ' + stopped}")
-        raise typer.Exit(1 if stopped else 130)
+    deliver(document, out, as_json, _print)
+    stop_early(stopped, f"stopped after {len(document['rows'])} of {len(known)} problems")
 
 
 def _measure(named: Sequence[NamedProblem], table: Table, gpu: int) -> tuple[dict[str, Any], str | None]:
@@ -100,7 +91,7 @@ def _measure(named: Sequence[NamedProblem], table: Table, gpu: int) -> tuple[dic
             stopped = str(error)
         document = {
             "env": measurer.env,
-            "command": shlex.join(["tileseek", *sys.argv[1:]]),
+            "command": command_line(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "policy": BRIEF_FINAL.key,
             "rows": rows,

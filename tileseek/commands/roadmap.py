@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -20,7 +18,7 @@ from ..heuristics.roadmap_report import roadmap_report
 from ..measure.gpus import hopper
 from ..space import H200, BadInput, find_device
 from .inputs import TablePath, require, whole_number
-from .output import check_writable, dumps_json, notes, print_table, progress, write_text
+from .output import check_writable, command_line, dumps_json, notes, print_table, progress, write_text
 
 OUT = Path("runs/roadmap/roadmap.json")
 
@@ -111,7 +109,7 @@ def _measure(
         document: dict[str, Any] = {
             "env": measurer.env,
             "policy": {**asdict(ABLATION), "key": ABLATION.key},
-            "command": shlex.join(["tileseek", *sys.argv[1:]]),
+            "command": command_line(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "pairs": [],
             "impossible": [

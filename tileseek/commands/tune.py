@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +35,7 @@ from .inputs import (
     require,
     whole_number,
 )
-from .output import notes, progress, write_text
+from .output import command_line, notes, progress, write_text
 
 if TYPE_CHECKING:
     from ..search.budget import Budget
@@ -117,7 +115,7 @@ def command(
         notes.print("no schedule of any problem is correct: `tileseek doctor` looks at the machine")
         raise typer.Exit(1)
     if summary is None or summary.interrupted:
-        notes.print(f"to go on where it stopped: {shlex.join(['tileseek', *sys.argv[1:]])}")
+        notes.print(f"to go on where it stopped: {command_line()}")
         raise typer.Exit(130 if failure is None else 1)
 
 
