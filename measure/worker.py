@@ -50,6 +50,10 @@ def run(backend: Backend, request: Request, tell: Tell) -> None:
     except NoMemory as error:
         for job in request.jobs:
             _reject(job, Rejected("memory", str(error)), tell)
+    except Rejected as error:
+        # Nothing can be compared on this problem; other problems can.
+        for job in request.jobs:
+            _reject(job, Rejected(error.status, f"cuBLAS itself: {error.reason}"), tell)
     else:
         _run_session(session, request, tell)
         session.close()

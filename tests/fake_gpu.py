@@ -53,6 +53,8 @@ class FakeGpu:
             raise NoMemory("too large")
         if problem.m == 15:
             os.abort()
+        if problem.m == 16:
+            raise Rejected("correctness", "7 wrong elements")
         return FakeSession(problem, policy)
 
 

@@ -130,8 +130,8 @@ class Product:
         self.b = rounded(rng.standard_normal((k, 80)), dtype)
         self.exact = (self.a.astype(np.float64) @ self.b.astype(np.float64)).astype(np.float32)
 
-    def right(self, d: np.ndarray) -> bool:
-        allowed = check.tolerance(Problem(96, 80, self.k, self.dtype))
+    def right(self, d: np.ndarray, allowed: check.Tolerance | None = None) -> bool:
+        allowed = allowed or check.tolerance(Problem(96, 80, self.k, self.dtype))
         parts = []
         for rows in check.row_slices(*d.shape, elements=1000):
             worst, error, size = check.errors(d[rows], self.exact[rows], allowed)
@@ -175,6 +175,20 @@ def test_planted_bugs_are_caught(dtype: str, k: int) -> None:
         "adds two rounded halves": rounded(product.summed(k // 2, dtype), dtype),
     }
     assert [name for name, d in bugs.items() if product.right(d)] == []
+
+
+@pytest.mark.parametrize("k", [1024, 16384])
+def test_a_library_may_add_many_rounded_parts_and_not_compute_something_else(k: int) -> None:
+    product = Product("bf16", k)
+    allowed = check.library_tolerance(Problem(96, 80, k, "bf16"))
+    parts = [product.a[:, start : start + k // 64] @ product.b[start : start + k // 64] for start in range(0, k, k // 64)]
+    total = np.zeros_like(product.exact)
+    for part in parts:
+        total = rounded(total + rounded(part, "bf16"), "bf16")
+    assert not product.right(total)
+    assert product.right(total, allowed)
+    for wrong in (product.exact[::-1], np.roll(product.exact, 1, axis=1), 1.05 * product.exact, total - parts[0]):
+        assert not product.right(rounded(wrong, "bf16"), allowed)
 
 
 def e4m3(x: np.ndarray) -> np.ndarray:
@@ -420,6 +434,8 @@ def test_a_problem_that_cannot_be_measured(measurer: Measurer) -> None:
         measurer.measure(Problem(13, 512, 512), candidates("fine"), QUICK)
     results = measurer.measure(Problem(14, 512, 512), candidates("fine", "fast"), QUICK)
     assert [result.status for result in results] == ["memory", "memory"]
+    results = measurer.measure(Problem(16, 512, 512), candidates("fine", "fast"), QUICK)
+    assert [result.reason for result in results] == ["cuBLAS itself: 7 wrong elements"] * 2
 
 
 def test_a_gpu_that_always_fails_ends_the_measurement(measurer: Measurer) -> None:
