@@ -481,7 +481,10 @@ def dram_traffic(
 def _join(sharpness: float, *limits: float) -> float:
     """The largest of the limits, a little more where others are close to it."""
     most = max(limits)
-    return float(most * sum((limit / most) ** sharpness for limit in limits) ** (1 / sharpness))
+    total = 0.0
+    for limit in limits:
+        total += (limit / most) ** sharpness
+    return float(most * total ** (1 / sharpness))
 
 
 class Timed(Protocol):

@@ -15,7 +15,6 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from ..space import (
@@ -37,6 +36,7 @@ from ..space.gemv import STAGES as GEMV_STAGES
 from ..space.gemv import gemv_tile, gemv_tiles
 from ..space.resources import can_clip, copied, operand_tiles, register_splits
 from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K, TILE_K
+from ..space.schedule import vary
 from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us, read_once
 
 TILE_DIMENSIONS = ("arrangement", "consumers", "load", "tile_m", "tile_n")
@@ -145,7 +145,7 @@ def _best_tiles(problem: Problem, device: Device, count: int) -> list[Schedule]:
         for tile in _tiles(problem.resized(_SIZE, _SIZE, _SIZE), device)
         for swap in swaps
         if not _beyond(tile, problem, swap)
-        for s in _structures(replace(tile, swap_ab=swap, clip_boxes=_outside(tile, problem, swap)), problem, device)
+        for s in _structures(vary(tile, swap_ab=swap, clip_boxes=_outside(tile, problem, swap)), problem, device)
     )
     everything: Iterable[Schedule] = itertools.chain(candidates, _streamed(problem, device))
     if problem.deterministic:
@@ -159,7 +159,7 @@ def _streamed(problem: Problem, device: Device) -> Iterator[Schedule]:
         grid = tile_grid(problem, tile)
         full = [k for k in SPLIT_K if 1 < k <= grid.k_blocks and k * grid.ctas <= 2 * device.sm_count]
         for split in (1, *full[-1:]):
-            yield replace(tile, split_k=split, reduction="slots" if split > 1 else "cluster")
+            yield vary(tile, split_k=split, reduction="slots" if split > 1 else "cluster")
 
 
 def _beyond(tile: Schedule, problem: Problem, swap: bool) -> bool:
@@ -170,7 +170,7 @@ def _beyond(tile: Schedule, problem: Problem, swap: bool) -> bool:
 
 def _outside(tile: Schedule, problem: Problem, swap: bool) -> bool:
     """Whether a tile has rows that nothing of the matrix falls into, which need not be loaded."""
-    return can_clip(problem, replace(tile, swap_ab=swap))
+    return can_clip(problem, vary(tile, swap_ab=swap))
 
 
 def _structures(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -187,23 +187,23 @@ def _structures(s: Schedule, problem: Problem, device: Device) -> Iterator[Sched
         shares = [k for k in SPLIT_K if 1 < k <= k_blocks]
         in_cluster = [k for k in shares if k <= _CLUSTER and clusters <= clusters_at_once(k, device)]
         fitting = [k for k in shares if k * clusters <= device.sm_count]
-        parts = [replace(s, split_k=k, persistent=False, epilogue_n=16) for k in in_cluster[-2:]]
+        parts = [vary(s, split_k=k, persistent=False, epilogue_n=16) for k in in_cluster[-2:]]
         parts += [
-            replace(s, split_k=k, persistent=False, reduction=reduction, epilogue_n=chunk)
+            vary(s, split_k=k, persistent=False, reduction=reduction, epilogue_n=chunk)
             for k in fitting[-1:]
             for reduction, chunk in (("slots", s.epilogue_n), ("atomic", s.epilogue_n), ("shares", 16))
         ]
         yield from (ringed for part in parts if (ringed := _with_ring(part, problem, device)).stages > 1)
         for k in [k for k in shares if device.sm_count < k * clusters <= 2 * device.sm_count][-1:]:
-            for part in _crowded(replace(s, split_k=k, reduction="slots"), problem, device):
-                yield from (part, replace(part, reduction="atomic"))
+            for part in _crowded(vary(s, split_k=k, reduction="slots"), problem, device):
+                yield from (part, vary(part, reduction="atomic"))
     if clusters < _STREAMED * device.sm_count and clusters % device.sm_count:
-        yield _with_ring(replace(s, stream_k=True, reduction="slots"), problem, device)
+        yield _with_ring(vary(s, stream_k=True, reduction="slots"), problem, device)
 
 
 def _crowded(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
     """`s` not persistent, its ring so short that several CTAs share an SM."""
-    s = replace(s, persistent=False, producer_regs=0, consumer_regs=0)
+    s = vary(s, persistent=False, producer_regs=0, consumer_regs=0)
     for count in _PER_SM:
         spare = device.smem_per_cta - ((device.smem_per_cta + SMEM_RESERVED) // count - SMEM_RESERVED)
         ringed = _with_ring(s, problem, device, spare)
@@ -226,7 +226,7 @@ def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
     producer, consumer = register_splits(tile)[-1]
     alone = tile.arrangement == PINGPONG or tile.consumers == 1
     large = tile.tile_m * tile.tile_n >= 128 * 176
-    tile = replace(
+    tile = vary(
         tile,
         straight_start=True,
         producer_regs=producer,
@@ -245,7 +245,7 @@ def _with_ring(s: Schedule, problem: Problem, device: Device, spare: int = 0) ->
     """`s` with the stages that fit beside `spare` bytes of shared memory, at most `_STAGES`; fewer than one do not."""
     stage = sum(tile.stage_bytes for tile in operand_tiles(problem, s))
     free = device.smem_per_cta - spare - shared_memory(problem, s).total
-    return replace(s, stages=min(_STAGES, s.stages + free // stage))
+    return vary(s, stages=min(_STAGES, s.stages + free // stage))
 
 
 def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[float, Schedule]]:
@@ -256,13 +256,13 @@ def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[fl
 
     launch = DEPENDENT_LAUNCH[problem.overlap][-1]
     if tile.arrangement == GEMV:
-        tile = replace(tile, evict_first=gemv_tile(problem, tile).weights, dependent_launch=launch)
-        deeper = [replace(tile, stages=stages) for stages in GEMV_STAGES]
+        tile = vary(tile, evict_first=gemv_tile(problem, tile).weights, dependent_launch=launch)
+        deeper = [vary(tile, stages=stages) for stages in GEMV_STAGES]
         return [timed(s) for s in deeper if not violations(problem, s, device)]
     once = read_once(tile_grid(problem, tile), tile)
-    tile = replace(tile, evict_first=once, dependent_launch=launch)
+    tile = vary(tile, evict_first=once, dependent_launch=launch)
     walks = (("m", 8), ("n", 8), ("m", 16), ("n", 4))
-    _, tile = min(timed(replace(tile, raster=raster, swizzle=swizzle)) for raster, swizzle in walks)
+    _, tile = min(timed(vary(tile, raster=raster, swizzle=swizzle)) for raster, swizzle in walks)
     alone = tile.split_k > 1 or tile.stream_k or not tile.persistent
     clusters = ((1, 1),) if alone else ((1, 1), (2, 1), (1, 2))
     found = []
@@ -270,6 +270,6 @@ def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[fl
         deepest = tile.stages * tile.tile_k // tile_k
         for stages in sorted({deepest, deepest - 1, min(4, deepest)}):
             if stages > 1:
-                s = replace(tile, tile_k=tile_k, stages=stages, mma_in_flight=in_flight, cluster_m=m, cluster_n=n)
+                s = vary(tile, tile_k=tile_k, stages=stages, mma_in_flight=in_flight, cluster_m=m, cluster_n=n)
                 found.append(timed(s))
     return found or [timed(tile)]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import nsmallest
 
 from ..cost_model.analytic import estimate_us
 from ..cost_model.costs import by_problem, cost, costs, yardstick
@@ -227,16 +228,19 @@ class _Run:
         self._progress = progress
         history, self._known = known_before(runner, journal, history, self._options.objective)
         self._before = by_problem(history.measures)
+        self._relatives = _by_kind(self._before)
         self._lessons: list[Measure] = list(history.measures)
         self._learned = 0 if ranker is None else len(self._lessons)
         self._phase = "search"
         self._measured = 0
         self._tasks: dict[Problem, _Task] = {}
+        self._kin: dict[tuple[str, ...], list[Problem]] = {}
         self._budget = budget
         self._meter = Meter(budget, runner.now)
 
     def all(self, problems: Sequence[Problem]) -> Summary:
         known = 0
+        self._kin = _by_kind(problems)
         for index, problem in enumerate(problems):
             before = self._known.get(problem, [])
             transfers = [*self._incumbent(problem), *self._transfers(problem)]
@@ -366,18 +370,15 @@ class _Run:
     def _transfers(self, problem: Problem) -> list[Schedule]:
         """The best schedules of the nearest problems of this kind that were measured before, here or elsewhere: itself,
         if it is among them, and others."""
-        siblings = [other for other in self._before if other.kind == problem.kind]
-        nearest = sorted(siblings, key=lambda other: (distance(problem, other), other))[:TRANSFERS]
+        nearest = _nearest(problem, self._relatives.get(problem.kind, ()))
         ranked = [sorted((value, s) for s, value in costs(self._before[other]).items()) for other in nearest]
         return [s for best in ranked for _, s in best[:LIKED]]
 
     def _share(self, task: _Task) -> None:
         """Let a problem try what its nearest siblings like best by now: their kernels are compiled."""
-        siblings = [
-            other for other in self._tasks.values() if other is not task and other.problem.kind == task.problem.kind
-        ]
-        siblings.sort(key=lambda other: (distance(task.problem, other.problem), other.problem))
-        task.proposer.add_transfers(s for other in siblings[:TRANSFERS] for s in other.proposer.best(LIKED))
+        siblings = [other for other in self._kin[task.problem.kind] if other != task.problem]
+        nearest = [self._tasks[other].proposer for other in _nearest(task.problem, siblings)]
+        task.proposer.add_transfers(s for proposer in nearest for s in proposer.best(LIKED))
 
     def _finals(self) -> None:
         """Let the best of each problem meet cuBLAS and the incumbent; where there is time, they race before."""
@@ -422,6 +423,18 @@ class _Run:
             else:
                 failed[task.problem] = "nothing was measured"
         return Summary(winners, failed, self._measured, known, self._meter.elapsed_s, interrupted)
+
+
+def _by_kind(problems: Iterable[Problem]) -> dict[tuple[str, ...], list[Problem]]:
+    kinds: dict[tuple[str, ...], list[Problem]] = {}
+    for problem in problems:
+        kinds.setdefault(problem.kind, []).append(problem)
+    return kinds
+
+
+def _nearest(problem: Problem, others: Iterable[Problem]) -> list[Problem]:
+    """The few of its kind from which a problem takes schedules, nearest first."""
+    return nsmallest(TRANSFERS, others, key=lambda other: (distance(problem, other), other))
 
 
 def cheapest(measures: Iterable[Measure], objective: str = FOR_TIME) -> Measure | None:

@@ -12,8 +12,6 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
-from operator import attrgetter
 from typing import Any
 
 from . import gemv
@@ -60,7 +58,7 @@ from .rules import (
     tile_ks,
     transposes_residual,
 )
-from .schedule import COOPERATIVE, GEMV, LAUNCH_FIELDS, PINGPONG, Schedule
+from .schedule import COOPERATIVE, GEMV, LAUNCH_FIELDS, PINGPONG, Schedule, vary
 from .tiles import tile_grid
 
 _Domain = Callable[[Schedule, Problem, Device], Iterable[Any]]
@@ -69,25 +67,13 @@ _START = Schedule(COOPERATIVE, 1, 64, 16, 64, 2, store="direct")
 """The smallest schedule: what a dimension not yet chosen is taken to be."""
 
 
-_FIELD_AT = {field.name: index for index, field in enumerate(fields(Schedule))}
-_field_values = attrgetter(*_FIELD_AT)
-
-
-def _with(schedule: Schedule, **changes: Any) -> Schedule:
-    """`dataclasses.replace`, several times faster: nearly all the time of a walk is spent here."""
-    values = list(_field_values(schedule))
-    for name, value in changes.items():
-        values[_FIELD_AT[name]] = value
-    return Schedule(*values)
-
-
 def _fits(s: Schedule, problem: Problem, device: Device) -> bool:
     return shared_memory(problem, s).total <= device.smem_per_cta
 
 
 def _fitting(name: str, values: tuple[int, ...], s: Schedule, problem: Problem, device: Device) -> tuple[int, ...]:
     """The values of a dimension whose need of memory grows with it, up to the largest that fits."""
-    return values[: bisect_left(values, True, key=lambda value: not _fits(_with(s, **{name: value}), problem, device))]
+    return values[: bisect_left(values, True, key=lambda value: not _fits(vary(s, **{name: value}), problem, device))]
 
 
 def _arrangement(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
@@ -97,7 +83,7 @@ def _arrangement(s: Schedule, problem: Problem, device: Device) -> Iterable[str]
 def _tile_m(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     # The narrowest tile must fit the accumulators under some register split.
     narrowest = _tile_ns(s, problem)[0]
-    tiles = [_with(s, tile_m=m) for m in TILE_M if m % (64 * s.warpgroups_per_tile) == 0]
+    tiles = [vary(s, tile_m=m) for m in TILE_M if m % (64 * s.warpgroups_per_tile) == 0]
     return [tile.tile_m for tile in tiles if narrowest <= _widest(tile, problem, device)]
 
 
@@ -112,7 +98,7 @@ def _tile_ns(s: Schedule, problem: Problem) -> list[int]:
     step = TILE_N[0]
     if problem.fused.gated:
         step = 2 * (MULTICAST_ROWS if problem.b_major == "k" else SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype])
-    return [n for n in TILE_N if n % step == 0 and stored_whole(problem, tile_columns(problem, _with(s, tile_n=n)))]
+    return [n for n in TILE_N if n % step == 0 and stored_whole(problem, tile_columns(problem, vary(s, tile_n=n)))]
 
 
 def _widest(s: Schedule, problem: Problem, device: Device) -> int:
@@ -122,7 +108,7 @@ def _widest(s: Schedule, problem: Problem, device: Device) -> int:
 
 
 def _with_splits(s: Schedule) -> list[Schedule]:
-    return [_with(s, producer_regs=p, consumer_regs=c) for p, c in register_splits(s)]
+    return [vary(s, producer_regs=p, consumer_regs=c) for p, c in register_splits(s)]
 
 
 def _splits(s: Schedule, problem: Problem, device: Device) -> list[tuple[int, int]]:
@@ -140,7 +126,7 @@ def _epilogue_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     return [
         n
         for n in epilogue_ns(problem, s)
-        if n <= widest and _fits(_with(_buffered(s, problem), epilogue_n=n, epilogue_buffers=1), problem, device)
+        if n <= widest and _fits(vary(_buffered(s, problem), epilogue_n=n, epilogue_buffers=1), problem, device)
     ]
 
 
@@ -149,14 +135,14 @@ def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable
         return [2]
     stores = piece_count(problem, s) * stores_per_piece(problem)
     buffered = _buffered(s, problem)
-    return [b for b in EPILOGUE_BUFFERS if b <= stores and _fits(_with(buffered, epilogue_buffers=b), problem, device)]
+    return [b for b in EPILOGUE_BUFFERS if b <= stores and _fits(vary(buffered, epilogue_buffers=b), problem, device)]
 
 
 def _residual_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     if not problem.fused.residual or s.workspace or not _residual_by_tma(s, problem):
         return [0]
     least = _buffered(s, problem).residual_buffers
-    wider = [_with(s, residual_buffers=b) for b in RESIDUAL_BUFFERS if b >= least]
+    wider = [vary(s, residual_buffers=b) for b in RESIDUAL_BUFFERS if b >= least]
     return [w.residual_buffers for w in wider if _producer_fits(w) and _fits(w, problem, device)]
 
 
@@ -168,7 +154,7 @@ def _residual_by_tma(s: Schedule, problem: Problem) -> bool:
 
 def _buffered(s: Schedule, problem: Problem) -> Schedule:
     """With the fewest residual buffers that the choices so far allow."""
-    return _with(s, residual_buffers=1) if s.swap_ab and problem.fused.residual else s
+    return vary(s, residual_buffers=1) if s.swap_ab and problem.fused.residual else s
 
 
 def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
@@ -176,7 +162,7 @@ def _store(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     if copied(problem, "d"):
         return ["copy"]
     stores = ["tma"] if _must_stage(s, problem) else ["tma", "direct"]
-    return [store for store in stores if _fits(_with(narrow, store=store), problem, device)]
+    return [store for store in stores if _fits(vary(narrow, store=store), problem, device)]
 
 
 def _must_stage(s: Schedule, problem: Problem) -> bool:
@@ -187,12 +173,12 @@ def _must_stage(s: Schedule, problem: Problem) -> bool:
 def _staged(s: Schedule, problem: Problem) -> Schedule:
     """With the smallest epilogue that goes through shared memory."""
     store = "copy" if copied(problem, "d") else "tma"
-    return _with(_buffered(s, problem), store=store, epilogue_n=EPILOGUE_N[0], epilogue_buffers=1)
+    return vary(_buffered(s, problem), store=store, epilogue_n=EPILOGUE_N[0], epilogue_buffers=1)
 
 
 def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     transposes = not problem.fused.gated and (not problem.fused.residual or _residual_by_tma(s, problem))
-    swaps = [_with(s, swap_ab=swap) for swap in (False, *[True] * transposes)]
+    swaps = [vary(s, swap_ab=swap) for swap in (False, *[True] * transposes)]
     return [
         swap.swap_ab
         for swap in swaps
@@ -202,18 +188,18 @@ def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
 
 def _smallest(s: Schedule, problem: Problem) -> Schedule:
     """With the smallest epilogue that the choices so far allow."""
-    return _staged(s, problem) if _must_stage(s, problem) else _with(s, store="direct")
+    return _staged(s, problem) if _must_stage(s, problem) else vary(s, store="direct")
 
 
 def _can_share_k(s: Schedule, problem: Problem, device: Device) -> bool:
-    most = max_accumulators(problem, _with(s, split_k=2), device.registers_per_sm)
+    most = max_accumulators(problem, vary(s, split_k=2), device.registers_per_sm)
     return s.arrangement != PINGPONG and s.accumulators <= most
 
 
 def _stream_k(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     grid = tile_grid(problem, s)
     enough = grid.ctas * grid.k_blocks >= device.sm_count and grid.k_blocks * 2 * device.sm_count**2 < 2**32
-    streamed = _with(s, stream_k=True, reduction="slots")
+    streamed = vary(s, stream_k=True, reduction="slots")
     free = not _loads_residual(s, problem) and _keeps_parts(s) and _producer_fits(streamed)
     possible = enough and free and _can_share_k(s, problem, device)
     return [False, True] if possible and _fits(_smallest(streamed, problem), problem, device) else [False]
@@ -234,18 +220,22 @@ def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
     grid = tile_grid(problem, s)
     # Both are numbered in 32 bits; clusters may yet round the tiles up to sixteen times as many.
     most = min(grid.k_blocks, 2**31 // grid.k_blocks - 1, 2**27 // grid.ctas)
-    return [k for k in SPLIT_K if k == 1 or (k <= most and _reductions(_with(s, split_k=k), problem, device))]
+    shares = [k for k in SPLIT_K if 1 < k <= most]
+    # What two can add up in slots of device memory, any number can.
+    if "slots" not in _reductions(vary(s, split_k=2), problem, device):
+        shares = [k for k in shares if any(_reductions(vary(s, split_k=k), problem, device))]
+    return [1, *shares]
 
 
-def _reductions(s: Schedule, problem: Problem, device: Device) -> list[str]:
+def _reductions(s: Schedule, problem: Problem, device: Device) -> Iterator[str]:
     possible = REDUCTIONS if s.split_k <= MAX_CLUSTER else [r for r in REDUCTIONS if r != "cluster"]
     if _loads_residual(s, problem) or not _keeps_parts(s):
         possible = [r for r in possible if r == "cluster"]
     if problem.deterministic:
         possible = [r for r in possible if r != "atomic"]
-    if tile_grid(problem, _with(s, reduction="shares")).ctas > device.sm_count:
+    if tile_grid(problem, vary(s, reduction="shares")).ctas > device.sm_count:
         possible = [r for r in possible if r != "shares"]
-    return [r for r in possible if _fits(_smallest(_with(s, reduction=r), problem), problem, device)]
+    yield from (r for r in possible if _fits(_smallest(vary(s, reduction=r), problem), problem, device))
 
 
 def _loads_residual(s: Schedule, problem: Problem) -> bool:
@@ -261,15 +251,20 @@ def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     return _reductions(s, problem, device)
 
 
+@functools.lru_cache(maxsize=4096)
 def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
     if s.dealt or s.load == "copy":
         return [(1, 1)]
-    return [(m, n) for m, n in CLUSTERS if _multicast_kinds(_with(s, cluster_m=m, cluster_n=n), problem)]
+    return [(m, n) for m, n in CLUSTERS if any(_multicast_kinds(vary(s, cluster_m=m, cluster_n=n), problem))]
 
 
-def _multicast_kinds(s: Schedule, problem: Problem) -> list[str]:
-    kinds = [_with(s, multicast_kind=kind) for kind in (MULTICAST_KINDS if s.multicast else MULTICAST_KINDS[:1])]
-    return [kind.multicast_kind for kind in kinds if _producer_fits(kind) and _slices_fit(kind, problem)]
+def _cluster_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
+    return sorted(n for m, n in _clusters(vary(s, cluster_m=1), problem) if m == s.cluster_m)
+
+
+def _multicast_kinds(s: Schedule, problem: Problem) -> Iterator[str]:
+    kinds = (vary(s, multicast_kind=kind) for kind in (MULTICAST_KINDS if s.multicast else MULTICAST_KINDS[:1]))
+    yield from (kind.multicast_kind for kind in kinds if _producer_fits(kind) and _slices_fit(kind, problem))
 
 
 def _slices_fit(s: Schedule, problem: Problem) -> bool:
@@ -314,12 +309,12 @@ def _k_zigzag(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
 
 def _evict_first(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     hints = EVICT_FIRST if s.load == "tma" else EVICT_FIRST[:1]
-    return [hint for hint in hints if _producer_fits(_with(s, evict_first=hint))]
+    return [hint for hint in hints if _producer_fits(vary(s, evict_first=hint))]
 
 
 def _dependent_launch(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     launches = DEPENDENT_LAUNCH[problem.overlap if s.load == "tma" or problem.overlap == "none" else "launch"]
-    return [launch for launch in launches if _producer_fits(_with(s, dependent_launch=launch))]
+    return [launch for launch in launches if _producer_fits(vary(s, dependent_launch=launch))]
 
 
 _TILED: Mapping[str, _Domain] = {
@@ -340,7 +335,7 @@ _TILED: Mapping[str, _Domain] = {
     "epilogue_buffers": _epilogue_buffers,
     "residual_buffers": _residual_buffers,
     "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s, p)}),
-    "cluster_n": lambda s, p, d: sorted(n for m, n in _clusters(s, p) if m == s.cluster_m),
+    "cluster_n": _cluster_n,
     "multicast_kind": lambda s, p, d: _multicast_kinds(s, p),
     "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
     "mma_in_flight": lambda s, p, d: [0] if p.accumulate == PROMOTED else MMA_IN_FLIGHT,
@@ -391,7 +386,7 @@ def enumerate_schedules(
             yield schedule
             return
         for value in DIMENSIONS[names[depth]](schedule, problem, device):
-            yield from walk(_with(schedule, **{names[depth]: value}), depth + 1)
+            yield from walk(vary(schedule, **{names[depth]: value}), depth + 1)
 
     return walk(start or _START, 0)
 
@@ -400,7 +395,7 @@ def sample(problem: Problem, device: Device, rng: random.Random) -> Schedule:
     """A random valid schedule: each dimension drawn evenly from its valid values."""
     schedule = _START
     for name in DIMENSIONS:
-        schedule = _with(schedule, **{name: rng.choice(domain(name, schedule, problem, device))})
+        schedule = vary(schedule, **{name: rng.choice(domain(name, schedule, problem, device))})
     return schedule
 
 
@@ -416,7 +411,7 @@ def nearest(wish: Mapping[str, Any], problem: Problem, device: Device) -> Schedu
         if name in wish and value != wish[name]:
             value = min(values, key=lambda v: _distance(v, wish[name]))
         if value != getattr(schedule, name):
-            schedule = _with(schedule, **{name: value})
+            schedule = vary(schedule, **{name: value})
     return schedule
 
 

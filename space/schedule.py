@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from .errors import BadInput, shown
@@ -208,7 +209,7 @@ class Schedule:
 
         Schedules with equal `kernel` are served by one cubin.
         """
-        return replace(self, **{name: _DEFAULTS[name] for name in LAUNCH_FIELDS})
+        return vary(self, **_LAUNCH_DEFAULTS)
 
     @classmethod
     def parse(cls, name: str) -> Schedule:
@@ -263,7 +264,7 @@ class Schedule:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of journals and tables: every field by name."""
-        return asdict(self)
+        return dict(zip(_PLACES, _values(self), strict=True))
 
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Schedule:
@@ -282,13 +283,26 @@ class Schedule:
             raise BadInput(f"schedule object {obj!r} cannot be read: {error}") from error
 
 
+_PLACES = {field.name: place for place, field in enumerate(fields(Schedule))}
+_values = attrgetter(*_PLACES)
+
+
+def vary(schedule: Schedule, **changes: Any) -> Schedule:
+    """`dataclasses.replace`, several times faster: nearly all the time of a walk over the space is spent here."""
+    values = list(_values(schedule))
+    for name, value in changes.items():
+        values[_PLACES[name]] = value
+    return Schedule(*values)
+
+
 LAUNCH_FIELDS = ("persistent", "ctas", "raster", "swizzle", "serpentine", "k_zigzag", "l2_promotion")
 """Fields that are run-time arguments of the kernel, of its launch or of its tensor maps: changing them compiles
 nothing."""
 
 _EXAMPLE = Schedule(COOPERATIVE, 2, 128, 256, 64, 4, cluster_m=2, swizzle=8, producer_regs=40, consumer_regs=232)
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Schedule)}
-_TYPES = {name: type(value) for name, value in asdict(_EXAMPLE).items()}
+_LAUNCH_DEFAULTS = {name: _DEFAULTS[name] for name in LAUNCH_FIELDS}
+_TYPES = {name: type(value) for name, value in _EXAMPLE.to_json().items()}
 _TOKENS = (
     r"(?P<arrangement>coop|pp|gemv)(?P<consumers>\d{1,9})",
     r"(?P<tile_m>\d{1,9})x(?P<tile_n>\d{1,9})x(?P<tile_k>\d{1,9})",
