@@ -103,6 +103,8 @@ class Constants:
     """Epilogue of a tile: fixed, and for each element a thread holds."""
     direct_element_cycles: float = 35.0
     """The same with stores straight from registers, whose rows are not coalesced."""
+    residual_element_cycles: float = 150.0
+    """A residual that its consumers read themselves, for each element a thread holds: 120 to 175."""
     piece_cycles: float = 95.0
     """For each chunk of the epilogue; its buffer is waited for when it is the only one."""
     turn_cycles: float = 55.0
@@ -443,7 +445,8 @@ def _epilogue_cycles(problem: Problem, s: Schedule, c: Constants) -> float:
     if s.store == "direct":
         return c.epilogue_cycles + c.direct_element_cycles * elements
     waits = 4 if s.epilogue_buffers == 1 else 1
-    return c.epilogue_cycles + c.element_cycles * elements + c.piece_cycles * waits * piece_count(problem, s)
+    each = c.element_cycles + c.residual_element_cycles * (problem.fused.residual and not s.residual_buffers)
+    return c.epilogue_cycles + each * elements + c.piece_cycles * waits * piece_count(problem, s)
 
 
 def dram_traffic(
@@ -466,7 +469,7 @@ def dram_traffic(
     lost_slow = max(0.0, 1 - cache / slow) if s.serpentine else min(1.0, max(0.0, (slow + panel) / cache - 1))
     again_slow = min(bands, waves) - 1
     again_fast = max(0.0, waves / bands - 1)
-    output = problem.m * problem.n * OUT_DTYPE_BYTES[problem.out_dtype]
+    output = problem.m * problem.n * OUT_DTYPE_BYTES[problem.out_dtype] * (1 + problem.fused.residual)
     if s.stream_k:
         # CTAs that share a tile's operands are at different places of K and find them gone.
         streamed = min(1.0, 1.5 * resident / grid.clusters)

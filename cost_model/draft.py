@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ..space import (
@@ -35,7 +36,7 @@ from ..space import (
 from ..space.gemv import STAGES as GEMV_STAGES
 from ..space.gemv import gemv_tile, gemv_tiles
 from ..space.resources import can_clip, copied, operand_tiles, register_splits
-from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K, TILE_K
+from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K, TILE_K, fetches_residual
 from ..space.schedule import vary
 from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us, read_once
 
@@ -48,9 +49,6 @@ STRUCTURE_HANDICAP = 0.01
 TILE_HANDICAP = 0.02
 """Part of its time that a schedule is put back for each better one of its structure, and of its tile."""
 
-_SKINNY = 512
-"""Problems with fewer rows also try D^T = B x A^T: 64-row instructions then run along n."""
-
 _CLUSTER = 16
 """Largest cluster that a share of K is spread over."""
 
@@ -62,6 +60,20 @@ _PER_SM = (2, 3, 4)
 
 _STAGES = 8
 """Deepest ring tried."""
+
+_CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
+"""Shapes of clusters tried beside CTAs of their own."""
+
+_GATHERED = 3
+"""Tiles that are tried in clusters, for each that is wanted."""
+
+_RESIDUAL_BUFFERS = 2
+"""Chunks of a residual that loader warps have on their way: consumers that read it themselves wait for it."""
+
+_SKINNY = 512
+_TRANSPOSED = 0.99
+"""With fewer rows D^T = B x A^T is always tried: 64-row instructions then run along n. With more it is where that makes
+a tile faster, as the transposed store does not."""
 
 _REFINED = 4
 """Tiles that `analytic_best` looks at closely."""
@@ -139,18 +151,36 @@ def _best_tiles(problem: Problem, device: Device, count: int) -> list[Schedule]:
     reasons = list(unsupported(problem, device))
     if reasons:
         raise BadInput("; ".join(reasons))
-    swaps = (False, True) if problem.m < min(_SKINNY, problem.n) else (False,)
     candidates = (
         s
         for tile in _tiles(problem.resized(_SIZE, _SIZE, _SIZE), device)
-        for swap in swaps
-        if not _beyond(tile, problem, swap)
+        for swap in (False, True)
+        if not _beyond(tile, problem, swap) and not (swap and _keeps_rows(tile, problem))
         for s in _structures(vary(tile, swap_ab=swap, clip_boxes=_outside(tile, problem, swap)), problem, device)
     )
     everything: Iterable[Schedule] = itertools.chain(candidates, _streamed(problem, device))
     if problem.deterministic:
         everything = (s for s in everything if s.numerics == "deterministic")
-    return spread(sorted((estimate_us(problem, s, device), s) for s in everything))[:count]
+    times = {s: estimate_us(problem, s, device) for s in everything}
+    skinny = problem.m < min(_SKINNY, problem.n)
+    whole = sorted((us, s) for s, us in times.items() if skinny or us < _TRANSPOSED * _mirrored(s, times))
+    gathered = [vary(s, cluster_m=m, cluster_n=n) for _, s in whole[: _GATHERED * count] for m, n in _clusters(s)]
+    return spread(sorted([*whole, *((estimate_us(problem, s, device), s) for s in gathered)]))[:count]
+
+
+def _mirrored(s: Schedule, times: Mapping[Schedule, float]) -> float:
+    """What the tile of a transposed product takes in the product as it is."""
+    return times.get(vary(s, swap_ab=False), math.inf) if s.swap_ab else math.inf
+
+
+def _clusters(s: Schedule) -> tuple[tuple[int, int], ...]:
+    """The clusters in which CTAs can share loads: those that walk over whole tiles."""
+    return _CLUSTERS if s.persistent and s.split_k == 1 and not s.stream_k and s.load == "tma" else ()
+
+
+def _keeps_rows(s: Schedule, problem: Problem) -> bool:
+    """Whether a kernel cannot compute D^T: gated pairs lie along its rows, a residual is transposed by its loaders."""
+    return problem.fused.gated or (problem.fused.residual and not s.residual_buffers)
 
 
 def _streamed(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -182,6 +212,8 @@ def _structures(s: Schedule, problem: Problem, device: Device) -> Iterator[Sched
         yield from _crowded(s, problem, device)
     if s.arrangement != COOPERATIVE:
         return
+    # Where it is not known who ends a tile, a residual is not fetched ahead, and what is not is not transposed.
+    direct = [] if s.swap_ab and s.residual_buffers else [vary(s, residual_buffers=0)]
     k_blocks = tile_grid(problem, s).k_blocks
     if 2 * clusters <= device.sm_count:
         shares = [k for k in SPLIT_K if 1 < k <= k_blocks]
@@ -189,16 +221,18 @@ def _structures(s: Schedule, problem: Problem, device: Device) -> Iterator[Sched
         fitting = [k for k in shares if k * clusters <= device.sm_count]
         parts = [vary(s, split_k=k, persistent=False, epilogue_n=16) for k in in_cluster[-2:]]
         parts += [
-            vary(s, split_k=k, persistent=False, reduction=reduction, epilogue_n=chunk)
+            vary(each, split_k=k, persistent=False, reduction=reduction, epilogue_n=chunk)
+            for each in direct
             for k in fitting[-1:]
             for reduction, chunk in (("slots", s.epilogue_n), ("atomic", s.epilogue_n), ("shares", 16))
         ]
         yield from (ringed for part in parts if (ringed := _with_ring(part, problem, device)).stages > 1)
         for k in [k for k in shares if device.sm_count < k * clusters <= 2 * device.sm_count][-1:]:
-            for part in _crowded(vary(s, split_k=k, reduction="slots"), problem, device):
-                yield from (part, vary(part, reduction="atomic"))
+            for each in direct:
+                for part in _crowded(vary(each, split_k=k, reduction="slots"), problem, device):
+                    yield from (part, vary(part, reduction="atomic"))
     if clusters < _STREAMED * device.sm_count and clusters % device.sm_count:
-        yield _with_ring(vary(s, stream_k=True, reduction="slots"), problem, device)
+        yield from (_with_ring(vary(each, stream_k=True, reduction="slots"), problem, device) for each in direct)
 
 
 def _crowded(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -226,6 +260,7 @@ def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
     producer, consumer = register_splits(tile)[-1]
     alone = tile.arrangement == PINGPONG or tile.consumers == 1
     large = tile.tile_m * tile.tile_n >= 128 * 176
+    fetched = problem.fused.residual and fetches_residual(problem, tile)
     tile = vary(
         tile,
         straight_start=True,
@@ -237,6 +272,7 @@ def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
         epilogue_buffers=1 if tile.arrangement == PINGPONG else 2,
         mma_in_flight=int(alone),
         swizzle=8,
+        residual_buffers=_RESIDUAL_BUFFERS if fetched else 0,
     )
     return _with_ring(tile, problem, device)
 
@@ -263,13 +299,11 @@ def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[fl
     tile = vary(tile, evict_first=once, dependent_launch=launch)
     walks = (("m", 8), ("n", 8), ("m", 16), ("n", 4))
     _, tile = min(timed(vary(tile, raster=raster, swizzle=swizzle)) for raster, swizzle in walks)
-    alone = tile.split_k > 1 or tile.stream_k or not tile.persistent
-    clusters = ((1, 1),) if alone else ((1, 1), (2, 1), (1, 2))
     found = []
-    for tile_k, (m, n), in_flight in itertools.product(TILE_K, clusters, (0, 1)):
+    for tile_k, in_flight in itertools.product(TILE_K, (0, 1)):
         deepest = tile.stages * tile.tile_k // tile_k
         for stages in sorted({deepest, deepest - 1, min(4, deepest)}):
             if stages > 1:
-                s = vary(tile, tile_k=tile_k, stages=stages, mma_in_flight=in_flight, cluster_m=m, cluster_n=n)
+                s = vary(tile, tile_k=tile_k, stages=stages, mma_in_flight=in_flight)
                 found.append(timed(s))
     return found or [timed(tile)]

@@ -54,9 +54,9 @@ from .rules import (
     TILE_M,
     TILE_N,
     epilogue_ns,
+    fetches_residual,
     stored_whole,
     tile_ks,
-    transposes_residual,
 )
 from .schedule import COOPERATIVE, GEMV, LAUNCH_FIELDS, PINGPONG, Schedule, vary
 from .tiles import tile_grid
@@ -139,17 +139,11 @@ def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable
 
 
 def _residual_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    if not problem.fused.residual or s.workspace or not _residual_by_tma(s, problem):
+    if not problem.fused.residual or s.workspace or not fetches_residual(problem, s):
         return [0]
     least = _buffered(s, problem).residual_buffers
     wider = [vary(s, residual_buffers=b) for b in RESIDUAL_BUFFERS if b >= least]
     return [w.residual_buffers for w in wider if _producer_fits(w) and _fits(w, problem, device)]
-
-
-def _residual_by_tma(s: Schedule, problem: Problem) -> bool:
-    """Whether loader warps can bring a residual: ldmatrix reads its elements, TMA takes its rows, and the warps have
-    nothing else to do."""
-    return transposes_residual(problem) and s.load == "tma" and not copied(problem, "d")
 
 
 def _buffered(s: Schedule, problem: Problem) -> Schedule:
@@ -177,7 +171,7 @@ def _staged(s: Schedule, problem: Problem) -> Schedule:
 
 
 def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
-    transposes = not problem.fused.gated and (not problem.fused.residual or _residual_by_tma(s, problem))
+    transposes = not problem.fused.gated and (not problem.fused.residual or fetches_residual(problem, s))
     swaps = [vary(s, swap_ab=swap) for swap in (False, *[True] * transposes)]
     return [
         swap.swap_ab

@@ -326,6 +326,12 @@ def transposes_residual(problem: Problem) -> bool:
     return OUT_DTYPE_BYTES[problem.out_dtype] == 2
 
 
+def fetches_residual(problem: Problem, s: Schedule) -> bool:
+    """Whether loader warps can bring a residual, if there is one: ldmatrix reads its elements, TMA takes its rows, and
+    the warps have nothing else to do."""
+    return transposes_residual(problem) and s.load == "tma" and not copied(problem, "d")
+
+
 def _list(values: tuple[object, ...]) -> str:
     if len(values) > 8:
         return f"{values[0]}, {values[1]}, ... {values[-1]}"

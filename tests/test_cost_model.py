@@ -149,6 +149,18 @@ def test_draft_chooses_as_the_card_would() -> None:
     assert analytic_best(Problem(256, 256, 65536), H200).split_k > 1
 
 
+def test_draft_knows_clusters_transposed_tiles_and_residuals() -> None:
+    drafted = draft(Problem(512, 2112, 7168), H200, 128)
+    assert {(s.cluster_m, s.cluster_n) for s in drafted} > {(1, 1), (2, 1), (1, 2)}
+    # 2112 rows of the transposed product make 11 tiles of 192: three shares of K of 44 tiles are one wave.
+    assert any(s.swap_ab and s.tile_m == 192 and s.split_k == 3 for s in drafted)
+    # Both ways are the same for a square.
+    assert not any(s.swap_ab for s in draft(LARGE, H200, 16))
+    fetched = draft(Problem(1024, 4096, 1024, epilogue="bias+residual"), H200, 8)
+    assert all(s.residual_buffers for s in fetched)
+    assert not any(s.swap_ab for s in draft(Problem(512, 4096, 1024, epilogue="silu+gated"), H200, 32))
+
+
 def test_draft_refuses_what_no_kernel_can_run() -> None:
     with pytest.raises(BadInput, match="multiples of 16 for elements of other than 16 bits"):
         draft(Problem(16, 64, 100, "fp8"), H200, 4)
