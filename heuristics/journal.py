@@ -12,7 +12,10 @@ skipped and counted.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import functools
+import gc
 import gzip
 import json
 import math
@@ -178,10 +181,11 @@ def read_journal(paths: str | Path | Iterable[str | Path]) -> JournalContents:
         BadInput: a file does not exist or cannot be opened.
     """
     contents = JournalContents()
-    for path in [paths] if isinstance(paths, str | Path) else paths:
-        for line in _lines(Path(path)):
-            if line is None or (line.strip() and not _take(line, contents)):
-                contents.skipped += 1
+    with _nothing_collected():
+        for path in [paths] if isinstance(paths, str | Path) else paths:
+            for line in _lines(Path(path)):
+                if line is None or (line.strip() and not _take(line, contents)):
+                    contents.skipped += 1
     return contents
 
 
@@ -192,7 +196,7 @@ def measure_from_json(obj: Mapping[str, Any]) -> Measure:
         BadInput, KeyError, TypeError, ValueError: the object is not such a line.
     """
     measure = Measure(
-        problem=Problem.from_json(obj["problem"]),
+        problem=_problem(**obj["problem"]),
         schedule=Schedule.from_json(obj["schedule"]),
         status=_word(obj["status"]),
         median_us=_positive(obj.get("median_us")),
@@ -209,6 +213,12 @@ def measure_from_json(obj: Mapping[str, Any]) -> Measure:
     return measure
 
 
+@functools.lru_cache(maxsize=1024, typed=True)
+def _problem(**fields: Any) -> Problem:
+    """A journal names each of its problems hundreds of times."""
+    return Problem.from_json(fields)
+
+
 def pack_journal(source: str | Path, target: str | Path) -> None:
     """Compress a journal for keeping: the same lines give the same bytes.
 
@@ -219,6 +229,18 @@ def pack_journal(source: str | Path, target: str | Path) -> None:
         Path(target).write_bytes(gzip.compress(Path(source).read_bytes(), compresslevel=9, mtime=0))
     except OSError as error:
         raise BadInput(f"cannot pack the journal {source} into {target}: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Without garbage collection, which would look at everything read so far again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _lines(path: Path) -> Iterator[bytes | None]:
