@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..space import FOR_TIME, BadInput, Problem, Schedule
+from ..space.generations import same_kernel
 
 JOURNAL_VERSION = 1
 """Lines with a larger `v` come from a newer tileseek and are skipped."""
@@ -187,6 +188,13 @@ def read_journal(paths: str | Path | Iterable[str | Path]) -> JournalContents:
                 if line is None or (line.strip() and not _take(line, contents)):
                     contents.skipped += 1
     return contents
+
+
+def of_today(measures: Iterable[Measure], envs: Mapping[str, Mapping[str, Any]], generator: str) -> list[Measure]:
+    """The measures made in one of the environments `envs`, of kernels that `generator` makes as the generator there
+    did."""
+    made_with = {key: str(env.get("generator")) for key, env in envs.items()}
+    return [m for m in measures if m.env in made_with and same_kernel(m.schedule, made_with[m.env], generator)]
 
 
 def measure_from_json(obj: Mapping[str, Any]) -> Measure:

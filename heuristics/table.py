@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..cost_model.costs import by_problem, costs
 from ..space import DTYPE_BYTES, FOR_TIME, OBJECTIVES, BadInput, Device, Problem, Schedule, find_device, violations
-from ..space.generations import same_kernel
 from ..space.problem import MATRICES, TMA_ALIGNMENT
-from .journal import JournalContents, Measure, policy_name
+from .journal import JournalContents, Measure, of_today, policy_name
 from .noise import Noise
 from .selection import Selection, select_final
 
@@ -274,14 +273,9 @@ def current(contents: JournalContents, device: Device) -> JournalContents:
     """
     generator, compiler = newest_tools(contents, device)
     envs = {key: env for key, env in contents.envs.items() if _of_device(env, device) and env["compiler"] == compiler}
-
-    def is_current(measure: Measure) -> bool:
-        env = envs.get(measure.env)
-        return env is not None and same_kernel(measure.schedule, str(env["generator"]), generator)
-
     return JournalContents(
-        measures=list(filter(is_current, contents.measures)),
-        compiles=list(filter(is_current, contents.compiles)),
+        measures=of_today(contents.measures, envs, generator),
+        compiles=of_today(contents.compiles, envs, generator),
         envs=envs,
         skipped=contents.skipped,
     )
@@ -291,17 +285,14 @@ def stale(contents: JournalContents, device: Device, tools: tuple[str, str]) -> 
     """How many measures of `device` are of other kernels than `tools`, a generator and a compiler, make of the same
     schedules: by their own tools. A table leaves them out."""
     generator, compiler = tools
-    made_with = {
-        key: (str(env["generator"]), str(env["compiler"]))
-        for key, env in contents.envs.items()
-        if _of_device(env, device)
-    }
-    return Counter(
-        made_with[m.env]
-        for m in contents.measures
-        if m.env in made_with
-        and not (made_with[m.env][1] == compiler and same_kernel(m.schedule, made_with[m.env][0], generator))
-    )
+    envs = {key: env for key, env in contents.envs.items() if _of_device(env, device)}
+    made_with = {key: (str(env["generator"]), str(env["compiler"])) for key, env in envs.items()}
+    alike = {key: env for key, env in envs.items() if env["compiler"] == compiler}
+
+    def tally(measures: Iterable[Measure]) -> Counter[tuple[str, str]]:
+        return Counter(made_with[m.env] for m in measures if m.env in made_with)
+
+    return tally(contents.measures) - tally(of_today(contents.measures, alike, generator))
 
 
 def newest_tools(contents: JournalContents, device: Device) -> tuple[str, str]:

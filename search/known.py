@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..cost_model.costs import by_problem
-from ..heuristics.journal import Journal, JournalContents, Measure, read_journal
+from ..heuristics.journal import Journal, JournalContents, Measure, of_today, read_journal
 from ..space import FOR_TIME, Problem
-from ..space.generations import same_kernel
 from .runner import Runner
 
 
@@ -24,16 +23,10 @@ def known_before(
     if journal is not None and runner.env_key not in history.envs:
         journal.append({"kind": "env", "env": runner.env_key, **runner.env})
     here = _but_generator(runner.env)
-    made_with = {key: str(env.get("generator")) for key, env in history.envs.items() if _but_generator(env) == here}
-
-    def is_own(measure: Measure) -> bool:
-        if measure.env == runner.env_key:
-            return True
-        generator = made_with.get(measure.env)
-        return generator is not None and same_kernel(measure.schedule, generator, str(runner.env.get("generator")))
-
-    measures = [*history.measures, *history.compiles]
-    return history, by_problem(m for m in measures if m.objective == objective and is_own(m))
+    envs = {key: env for key, env in history.envs.items() if _but_generator(env) == here}
+    generator = str(runner.env.get("generator"))
+    own = of_today([*history.measures, *history.compiles], {**envs, runner.env_key: runner.env}, generator)
+    return history, by_problem(measure for measure in own if measure.objective == objective)
 
 
 def _but_generator(env: Mapping[str, Any]) -> dict[str, Any]:
