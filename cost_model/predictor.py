@@ -66,10 +66,11 @@ class Predictor:
                 raise
             raise BadInput(f"predictor cannot be read: {error!r}") from error
 
-    def score(self, problem: Problem, schedule: Schedule, device: Device) -> float:
-        """Logarithm of the expected time up to a constant of the problem: smaller is better."""
+    def scores(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[float]:
+        """Logarithms of the expected times, up to a constant of the problem: smaller is better."""
         floor = floor_us(problem, device, self.constants)
-        return self._score(problem, schedule, device, analyse(problem, schedule, device, self.constants), floor)
+        terms = (analyse(problem, s, device, self.constants) for s in schedules)
+        return [self._score(problem, s, device, t, floor) for s, t in zip(schedules, terms, strict=True)]
 
     def _score(self, problem: Problem, schedule: Schedule, device: Device, terms: Terms, floor: float) -> float:
         x = features(problem, schedule, device, terms, floor)
@@ -85,7 +86,7 @@ class Predictor:
 
     def expected_us(self, problem: Problem, schedule: Schedule, device: Device) -> float:
         """Expected time of one call in microseconds."""
-        return math.exp(self.score(problem, schedule, device) + self.bias)
+        return math.exp(self.scores(problem, [schedule], device)[0] + self.bias)
 
     def rank(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[Schedule]:
         """The schedules, which must be valid, best first."""

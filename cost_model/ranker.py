@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,37 +43,30 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """Logarithms of expected times, up to a constant of the problem, and how far the members disagree."""
-
-    mean: Vector
-    spread: Vector
-
-
-@dataclass(frozen=True, slots=True)
 class Ranker:
-    """Members trained on different halves of the data; their mean ranks, their spread is the uncertainty."""
+    """Members trained on different halves of the data; their mean ranks."""
 
     members: tuple[GradientBoostingRegressor, ...]
     bias: float
     constants: Constants
 
-    def scores(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> Scores:
-        """The score of each schedule: smaller is better."""
+    def scores(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[float]:
+        """Logarithms of the expected times, up to a constant of the problem: smaller is better."""
         if not schedules:
-            return Scores(np.zeros(0), np.zeros(0))
+            return []
         base, rows = _inputs(problem, schedules, device, self.constants)
-        predicted = np.array([member.predict(rows) for member in self.members])
-        return Scores(base + predicted.mean(axis=0), predicted.std(axis=0))
+        predicted = [member.predict(rows) for member in self.members]
+        found: list[float] = (base + np.mean(predicted, axis=0)).tolist()
+        return found
 
     def rank(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[Schedule]:
         """The schedules, best first."""
-        mean = self.scores(problem, schedules, device).mean
-        return [schedules[i] for i in np.argsort(mean, kind="stable")]
+        order = np.argsort(self.scores(problem, schedules, device), kind="stable")
+        return [schedules[i] for i in order]
 
     def expected_us(self, problem: Problem, schedule: Schedule, device: Device) -> float:
         """Expected time of one call in microseconds."""
-        return math.exp(float(self.scores(problem, [schedule], device).mean[0]) + self.bias)
+        return math.exp(self.scores(problem, [schedule], device)[0] + self.bias)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON that `predictor.Predictor` evaluates to the same scores."""
@@ -121,15 +115,15 @@ def train(measures: Iterable[Measured], device: Device, seed: int = 0, constants
     if len(targets) < LEAST_ROWS:
         raise BadInput(f"{len(targets)} measured schedules to learn from: valid is {LEAST_ROWS} or more")
     x, y, w = np.concatenate(rows), np.array(targets), np.array(weights)
-    names = sorted(set(families))
-    group_of = np.array([names.index(name) for name in families])
-    members = []
-    for index in range(MEMBERS):
+    names = {name: place for place, name in enumerate(sorted(set(families)))}
+    group_of = np.array([names[name] for name in families])
+
+    def member(index: int) -> GradientBoostingRegressor:
         rng = np.random.default_rng((seed, index))
         # Whole families are drawn, as they are what an unseen problem differs by.
         drawn = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names)) if len(names) > 2 else None
         weight = w if drawn is None else w * (drawn[group_of] + 0.1)
-        member = GradientBoostingRegressor(
+        trees = GradientBoostingRegressor(
             n_estimators=TREES,
             max_depth=DEPTH,
             learning_rate=RATE,
@@ -138,8 +132,12 @@ def train(measures: Iterable[Measured], device: Device, seed: int = 0, constants
             min_samples_leaf=5,
             random_state=int(rng.integers(2**31)),
         )
-        members.append(member.fit(x, y, sample_weight=weight))
-    return Ranker(tuple(members), statistics.median(offsets), constants)
+        return trees.fit(x, y, sample_weight=weight)
+
+    # Growing trees leaves the interpreter's lock to others.
+    with ThreadPoolExecutor() as pool:
+        members = tuple(pool.map(member, range(MEMBERS)))
+    return Ranker(members, statistics.median(offsets), constants)
 
 
 def family(problem: Problem) -> tuple[int, int]:

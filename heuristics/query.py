@@ -124,7 +124,7 @@ def _exact(problem: Problem, table: Table) -> Entry | None:
 
 
 def _by_model(problem: Problem, table: Table, device: Device) -> Choice | None:
-    predictor = _predictor(table) if device == table.device else None
+    predictor = predictor_of(table) if device == table.device else None
     if predictor is None:
         return None
     shortlist: dict[Schedule, None] = {}
@@ -141,7 +141,7 @@ def _by_model(problem: Problem, table: Table, device: Device) -> Choice | None:
 
 
 @functools.lru_cache(maxsize=16)
-def _predictor(table: Table) -> Predictor | None:
+def predictor_of(table: Table) -> Predictor | None:
     """The table's predictor; None when it has none, or with a warning one that is damaged or of another version: that
     is a miss, not an error."""
     if table.predictor is None:

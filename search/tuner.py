@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
+from typing import Protocol
 
 from ..cost_model.analytic import estimate_us
 from ..cost_model.costs import by_problem, cost, costs, yardstick
-from ..cost_model.ranker import LEAST_ROWS, Ranker, train
+from ..cost_model.ranker import LEAST_ROWS, train
 from ..heuristics.journal import Journal, JournalContents, Measure
 from ..heuristics.noise import Noise
 from ..heuristics.query import distance
@@ -58,6 +59,13 @@ RELEARN = 1.5
 
 LEAST_MEASURES = 4 * LEAST_ROWS
 """With fewer measures the analytic model ranks better than one learned from them."""
+
+
+class Scorer(Protocol):
+    """A learned model: `cost_model.ranker`, or `cost_model.predictor`, which a table comes with."""
+
+    def scores(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> Sequence[float]:
+        """Logarithms of the expected times, up to a constant of the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,7 @@ def tune(
     *,
     journal: Journal | None = None,
     history: JournalContents | None = None,
-    ranker: Ranker | None = None,
+    ranker: Scorer | None = None,
     incumbents: Mapping[Problem, Schedule] | None = None,
     options: Options | None = None,
     progress: OnProgress | None = None,
@@ -135,8 +143,8 @@ def tune(
     """Search the best schedule of every problem within one budget.
 
     Every measure goes to `journal` at once. `history` is what is known before, by default what the journal holds:
-    of it, measures made under the runner's environment are not made again, all others only teach. Ctrl-C ends the
-    run with what was found.
+    of it, measures made under the runner's environment are not made again, all others only teach. `ranker` has learned
+    from the history; without one it is trained first. Ctrl-C ends the run with what was found.
 
     Raises:
         BadInput: no problems.
@@ -214,7 +222,7 @@ class _Run:
         budget: Budget,
         journal: Journal | None,
         history: JournalContents | None,
-        ranker: Ranker | None,
+        ranker: Scorer | None,
         incumbents: dict[Problem, Schedule],
         options: Options,
         progress: OnProgress | None,
@@ -349,10 +357,10 @@ class _Run:
         if self._progress is not None:
             self._progress(Progress(measure, self._measured, self._meter.elapsed_s, self._phase))
 
-    def _score(self, task: _Task, schedules: Sequence[Schedule]) -> list[float]:
+    def _score(self, task: _Task, schedules: Sequence[Schedule]) -> Sequence[float]:
         device = self._runner.device
         if self._ranker is not None:
-            return [float(value) for value in self._ranker.scores(task.problem, schedules, device).mean]
+            return self._ranker.scores(task.problem, schedules, device)
         return [math.log(estimate_us(task.problem, s, device)) for s in schedules]
 
     def _learn(self, lessons: int) -> None:

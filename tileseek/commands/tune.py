@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..api import load_noise, load_table
-from ..heuristics.journal import Journal, JournalContents, read_journal
+from ..heuristics.journal import Journal, JournalContents, Measure, read_journal
+from ..heuristics.query import predictor_of
 from ..heuristics.report import report, some_of
-from ..heuristics.table import current, newest_tools
+from ..heuristics.table import Table, current, newest_tools
 from ..measure.gpus import HOPPER, gpus, hopper
 from ..results import has_table, journal_path
 from ..space import DEVICES, FOR_TIME, H200, BadInput, Device, NamedProblem, Problem, Schedule, unsupported
@@ -38,6 +40,7 @@ from .inputs import (
 from .output import command_line, notes, progress, write_text
 
 if TYPE_CHECKING:
+    from ..cost_model.predictor import Predictor
     from ..search.budget import Budget
     from ..search.runner import Runner
     from ..search.study import StudyView
@@ -128,6 +131,8 @@ class World:
     journal: Journal
     history: JournalContents
     incumbents: Mapping[Problem, Schedule]
+    predictor: Predictor | None = None
+    """What the bundled journal teaches, learned beforehand."""
 
 
 @contextlib.contextmanager
@@ -179,15 +184,22 @@ def live(named: Sequence[NamedProblem], gpu: int, journal: Path) -> Iterator[Wor
     from ..search.runner import LiveRunner
 
     kept = _keep(named, lambda problem: "; ".join(unsupported(problem, device)))
-    with Journal(journal, alone=True) as lines:
+    with Journal(journal, alone=True) as lines, ThreadPoolExecutor(1) as aside:
         history = _history(journal)
-        incumbents = {}
-        if has_table(device):
-            # The bundled journal teaches the ranker; it says nothing about this very machine.
-            history.measures += [replace(m, env="") for m in read_journal(journal_path(device)).measures]
-            incumbents = {problem: entry.schedule for problem, entry in load_table(device=device).by_problem.items()}
+        # It is long, and read while the measuring process starts.
+        reading = aside.submit(_bundled_measures, device)
+        table = load_table(device=device) if has_table(device) else Table(device, "", "", ())
+        incumbents = {problem: entry.schedule for problem, entry in table.by_problem.items()}
         with CompilePool() as pool, Measurer(gpu) as measurer, LiveRunner(pool, measurer) as runner:
-            yield World(runner, kept, lines, history, incumbents)
+            history.measures += reading.result()
+            yield World(runner, kept, lines, history, incumbents, predictor_of(table))
+
+
+def _bundled_measures(device: Device) -> list[Measure]:
+    """What the bundled journal of a device class teaches; it says nothing about this very machine."""
+    if not has_table(device):
+        return []
+    return [replace(measure, env="") for measure in read_journal(journal_path(device)).measures]
 
 
 def _history(journal: Path) -> JournalContents:
@@ -255,6 +267,7 @@ def _search(
                 budget,
                 journal=world.journal,
                 history=world.history,
+                ranker=world.predictor,
                 incumbents=world.incumbents,
                 options=options,
                 progress=show,
