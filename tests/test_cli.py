@@ -378,6 +378,8 @@ def a_file(folder: Path) -> str:
             "out_dtype fp8 of bf16 operands: valid are bf16, fp16, fp32",
         ),
         (["query", "headline", "--dtype", "fp16"], "--dtype goes with sizes"),
+        (["recheck", "headline", "--out-dtype", "fp32"], "--out-dtype goes with sizes"),
+        (["noise", "8", "8", "8", "--accumulate", "slow"], "accumulate is 'slow'"),
         (["query", "none.csv"], "cannot read none.csv: No such file or directory"),
         (["query", wrong_csv], "the header is 'name,m,n,k': valid is name,layout,dtype,m,n,k"),
         (["query", "8", "8", "8", "--table", "none.json"], "cannot read none.json: No such file or directory"),
@@ -461,7 +463,7 @@ def test_a_bug_stays_visible(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tileseek.commands.query.read_problems", lambda *_, **__: broken())
+    monkeypatch.setattr("tileseek.commands.query.load_table", lambda *_, **__: broken())
     monkeypatch.setattr(sys, "argv", ["tileseek", "query", "8", "8", "8"])
     with pytest.raises(ZeroDivisionError):
         cli.main()

@@ -12,23 +12,7 @@ import typer
 from ..api import best_schedule, load_table
 from ..measure.gpus import hopper
 from ..space import BadInput, Device, NamedProblem, Schedule, shown, unsupported
-from .inputs import (
-    Accumulate,
-    AsJson,
-    Deterministic,
-    Dtype,
-    Epilogue,
-    Layout,
-    OutDtype,
-    Overlap,
-    ProblemWords,
-    TablePath,
-    check_schedule,
-    one_problem,
-    read_problems,
-    require,
-    whole_number,
-)
+from .inputs import AsJson, Asked, TablePath, check_schedule, for_problems, one_problem, require, whole_number
 from .output import check_writable, command_line, deliver, notes, print_table, progress, stop_early
 
 if TYPE_CHECKING:
@@ -37,15 +21,9 @@ if TYPE_CHECKING:
 Case = tuple[NamedProblem, Schedule]
 
 
+@for_problems
 def command(
-    problems: ProblemWords,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    epilogue: Epilogue = None,
-    overlap: Overlap = None,
-    out_dtype: OutDtype = None,
-    accumulate: Accumulate = None,
-    deterministic: Deterministic = False,
+    asked: Asked,
     least: Annotated[int, typer.Option(parser=whole_number, help="Leave out problems whose m, n or k is smaller.")] = 1,
     schedule: Annotated[
         str | None, typer.Option(help="Name of a schedule, for one problem (default: the best known).")
@@ -63,19 +41,7 @@ def command(
     """
     from ..measure.policy import POLICIES
 
-    named = _at_least(
-        least,
-        read_problems(
-            problems,
-            dtype=dtype,
-            layout=layout,
-            epilogue=epilogue,
-            overlap=overlap,
-            out_dtype=out_dtype,
-            accumulate=accumulate,
-            deterministic=deterministic,
-        ),
-    )
+    named = _at_least(least, asked.problems)
     if policy not in POLICIES:
         raise BadInput(f"policy is {shown(policy)}: valid are {', '.join(POLICIES)}")
     device = hopper(gpu).device

@@ -11,33 +11,13 @@ import typer
 from ..api import best_schedule, load_table, local_device
 from ..codegen.source import generate
 from ..space import H200, BadInput
-from .inputs import (
-    Accumulate,
-    AsJson,
-    Deterministic,
-    Dtype,
-    Epilogue,
-    Layout,
-    OutDtype,
-    Overlap,
-    ProblemWords,
-    TablePath,
-    check_schedule,
-    one_problem,
-    read_problems,
-)
+from .inputs import AsJson, Asked, TablePath, check_schedule, for_problems, one_problem
 from .output import print_json, write_text
 
 
+@for_problems
 def command(
-    problems: ProblemWords,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    epilogue: Epilogue = None,
-    overlap: Overlap = None,
-    out_dtype: OutDtype = None,
-    accumulate: Accumulate = None,
-    deterministic: Deterministic = False,
+    asked: Asked,
     schedule: Annotated[str | None, typer.Option(help="Name of a schedule (default: the best one known).")] = None,
     sass: Annotated[bool, typer.Option("--sass", help="Print the machine code instead.")] = False,
     audit: Annotated[
@@ -52,18 +32,7 @@ def command(
         raise BadInput("--sass and --audit are both given: valid is one of them")
     if as_json and not audit:
         raise BadInput("--json is given without --audit: source and machine code are text")
-    problem = one_problem(
-        read_problems(
-            problems,
-            dtype=dtype,
-            layout=layout,
-            epilogue=epilogue,
-            overlap=overlap,
-            out_dtype=out_dtype,
-            accumulate=accumulate,
-            deterministic=deterministic,
-        )
-    )
+    problem = one_problem(asked.problems)
     if schedule is None:
         chosen = best_schedule(problem, load_table(table)).schedule
     else:

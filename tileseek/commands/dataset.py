@@ -9,32 +9,14 @@ from typing import Annotated
 import typer
 
 from ..space import BadInput
-from .inputs import (
-    Accumulate,
-    Deterministic,
-    Dtype,
-    Epilogue,
-    Layout,
-    OutDtype,
-    Overlap,
-    ProblemWords,
-    number,
-    read_problems,
-    whole_number,
-)
+from .inputs import Asked, for_problems, number, whole_number
 from .output import notes, progress
 from .tune import JOURNAL, live
 
 
+@for_problems
 def command(
-    problems: ProblemWords,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    epilogue: Epilogue = None,
-    overlap: Overlap = None,
-    out_dtype: OutDtype = None,
-    accumulate: Accumulate = None,
-    deterministic: Deterministic = False,
+    asked: Asked,
     per_problem: Annotated[int, typer.Option(parser=whole_number, help="Schedules of each problem.")] = 300,
     seconds: Annotated[float | None, typer.Option(parser=number, help="Stop after that long (default: never).")] = None,
     out: Annotated[Path, typer.Option(help="Run folder, which gets the journal.")] = Path("runs/dataset"),
@@ -45,22 +27,12 @@ def command(
 
     An interrupted run goes on from its journal when the same command is given again.
     """
-    named = read_problems(
-        problems,
-        dtype=dtype,
-        layout=layout,
-        epilogue=epilogue,
-        overlap=overlap,
-        out_dtype=out_dtype,
-        accumulate=accumulate,
-        deterministic=deterministic,
-    )
     if per_problem < 1:
         raise BadInput(f"--per-problem is {per_problem}: valid is 1 or more")
     if seconds is not None and not 0 < seconds < math.inf:
         raise BadInput(f"--seconds is {seconds:g}: valid is a positive number")
     journal_file = out / JOURNAL
-    with live(named, gpu, journal_file) as world:
+    with live(asked.problems, gpu, journal_file) as world:
         from ..search.survey import survey
         from ..search.tuner import Progress
 

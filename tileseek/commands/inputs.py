@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,34 +17,57 @@ from ..problems import suite, suite_names
 from ..space import OBJECTIVES, BadInput, Device, NamedProblem, Problem, Schedule, read_suite, shown, violations
 from .output import notes
 
-ProblemWords = Annotated[
-    list[str],
-    typer.Argument(metavar="M N K | SUITE | FILE.csv", help="Sizes, a bundled suite, or a CSV of problems."),
-]
-Dtype = Annotated[str | None, typer.Option(help="Operand dtype: bf16 (default), fp16, fp8 (e4m3) or fp8_e5m2.")]
-OutDtype = Annotated[
-    str | None, typer.Option(help="Output dtype: bf16, fp16, fp32 or fp8 (default: the operands', bf16 for fp8).")
-]
-Layout = Annotated[str | None, typer.Option(help="Storage of A then B: nt (default) is A [M, K] and B [N, K].")]
-Epilogue = Annotated[str | None, typer.Option(help="What is fused after the product: none (default).")]
-Overlap = Annotated[
-    str | None, typer.Option(help="What may overlap the kernel ahead: none (default), launch or weights.")
-]
 Objective = Annotated[str, typer.Option(help="What to tune for: time (default), energy, or edp, their product.")]
-Accumulate = Annotated[
-    str | None, typer.Option(help="Sums of fp8 products: fast (default), or promoted to fp32 every 128 of k.")
-]
-Deterministic = Annotated[bool, typer.Option("--deterministic", help="No sums in the order of arrival.")]
 TablePath = Annotated[Path | None, typer.Option("--table", help="Table to use instead of the bundled one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
-def read_problems(words: Sequence[str], **options: str | bool | None) -> list[NamedProblem]:
-    """The problems that the words of a command line name; `options` are fields of a problem given by its sizes.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The problems that a command line names, and what they are called together."""
+
+    name: str
+    problems: list[NamedProblem]
+
+
+def read_problems(
+    problems: Annotated[
+        list[str],
+        typer.Argument(metavar="M N K | SUITE | FILE.csv", help="Sizes, a bundled suite, or a CSV of problems."),
+    ],
+    dtype: Annotated[
+        str | None, typer.Option(help="Operand dtype: bf16 (default), fp16, fp8 (e4m3) or fp8_e5m2.")
+    ] = None,
+    layout: Annotated[
+        str | None, typer.Option(help="Storage of A then B: nt (default) is A [M, K] and B [N, K].")
+    ] = None,
+    epilogue: Annotated[str | None, typer.Option(help="What is fused after the product: none (default).")] = None,
+    overlap: Annotated[
+        str | None, typer.Option(help="What may overlap the kernel ahead: none (default), launch or weights.")
+    ] = None,
+    out_dtype: Annotated[
+        str | None, typer.Option(help="Output dtype: bf16, fp16, fp32 or fp8 (default: the operands', bf16 for fp8).")
+    ] = None,
+    accumulate: Annotated[
+        str | None, typer.Option(help="Sums of fp8 products: fast (default), or promoted to fp32 every 128 of k.")
+    ] = None,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help="No sums in the order of arrival.")] = False,
+) -> Asked:
+    """The problems that the words and options of a command line name; the options go with sizes.
 
     Raises:
-        BadInput: they are neither three sizes, nor a bundled suite, nor a readable CSV.
+        BadInput: the words are neither three sizes, nor a bundled suite, nor a readable CSV.
     """
+    words = problems
+    options = {
+        "dtype": dtype,
+        "layout": layout,
+        "epilogue": epilogue,
+        "overlap": overlap,
+        "out_dtype": out_dtype,
+        "accumulate": accumulate,
+        "deterministic": deterministic,
+    }
     given: dict[str, Any] = {name: value for name, value in options.items() if value not in (None, False)}
     unknown = [word for word in words if word.startswith("-") and not word[1:2].isdigit()]
     if unknown:
@@ -49,16 +75,33 @@ def read_problems(words: Sequence[str], **options: str | bool | None) -> list[Na
     if len(words) == 3:
         m, n, k = (_size(name, word) for name, word in zip("mnk", words, strict=True))
         problem = Problem(m, n, k, **given)
-        return [NamedProblem(problem.key, problem)]
+        return Asked(problem.key, [NamedProblem(problem.key, problem)])
     if len(words) != 1:
         raise BadInput(
             f"problems are {shown(' '.join(words))}: valid are three sizes M N K,"
             f" a bundled suite ({', '.join(suite_names())}), or the path of a CSV file"
         )
     if given:
-        raise BadInput(f"--{next(iter(given))} goes with sizes: the problems of {words[0]!r} say their own")
+        option = next(iter(given)).replace("_", "-")
+        raise BadInput(f"--{option} goes with sizes: the problems of {words[0]!r} say their own")
     word = words[0]
-    return read_suite(word) if word.endswith(".csv") or _is_file(word) else suite(word)
+    return Asked(Path(word).stem, read_suite(word) if word.endswith(".csv") or _is_file(word) else suite(word))
+
+
+def for_problems(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` as typer is to see it: in place of its first parameter it takes what `read_problems` takes."""
+    own = inspect.signature(read_problems, eval_str=True).parameters
+    others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+
+    @functools.wraps(command)
+    def with_words(problems: list[str], **given: Any) -> None:
+        asked = read_problems(problems, **{name: given.pop(name) for name in own if name in given})
+        command(asked, **given)
+
+    signature = inspect.Signature([*own.values(), *others])
+    with_words.__signature__ = signature  # type: ignore[attr-defined]
+    with_words.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    return with_words
 
 
 def _is_file(word: str) -> bool:

@@ -16,18 +16,7 @@ from ..heuristics.noise import NOISE_VERSION, Noise, resolvable
 from ..heuristics.table import Table
 from ..measure.gpus import hopper
 from ..space import BadInput, Device, NamedProblem, Problem, Schedule, shown, unsupported, violations
-from .inputs import (
-    AsJson,
-    Dtype,
-    Epilogue,
-    Layout,
-    Overlap,
-    ProblemWords,
-    TablePath,
-    read_problems,
-    require,
-    whole_number,
-)
+from .inputs import AsJson, Asked, TablePath, for_problems, require, whole_number
 from .output import check_writable, command_line, deliver, print_table, progress, stop_early
 
 if TYPE_CHECKING:
@@ -38,12 +27,9 @@ ENTRANTS = 8
 """Schedules among which a repeated selection chooses."""
 
 
+@for_problems
 def command(
-    problems: ProblemWords,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    epilogue: Epilogue = None,
-    overlap: Overlap = None,
+    asked: Asked,
     policy: Annotated[
         list[str] | None,
         typer.Option(help="How to measure, may be repeated: screen, final-brief, final-short, final, burst."),
@@ -69,19 +55,19 @@ def command(
     The bundled suite `noise` has problems of each kind. Tables and searches take their margins from the document in
     results/; a run that is interrupted keeps what it has.
     """
-    named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
     policies = _policies(policy or ["screen", "final-brief", "final"], energy)
     for name, value, least in (("copies", copies, 2), ("calls", calls, 1), ("selections", selections, 0)):
         if value < least:
             raise BadInput(f"--{name} is {value}: valid is {least} or more")
     device = hopper(gpu).device
-    for each in named:
+    for each in asked.problems:
         for reason in unsupported(each.problem, device):
             raise BadInput(f"{each.name}: {reason}")
     require("tune", "torch", "cuda.bindings")
     if out is not None:
         check_writable(out)
-    document, stopped = _measure(named, _Plan(policies, copies, calls, selections), gpu, load_table(table, device))
+    plan = _Plan(policies, copies, calls, selections)
+    document, stopped = _measure(asked.problems, plan, gpu, load_table(table, device))
     deliver(document, out, as_json, _print)
     stop_early(stopped, f"stopped after {len(document['rows'])} measurements")
 

@@ -9,46 +9,19 @@ import typer
 from ..api import best_schedule, load_table
 from ..heuristics.query import Choice
 from ..space import BadInput, NamedProblem
-from .inputs import (
-    Accumulate,
-    AsJson,
-    Deterministic,
-    Dtype,
-    Epilogue,
-    Layout,
-    OutDtype,
-    Overlap,
-    ProblemWords,
-    TablePath,
-    read_problems,
-)
+from .inputs import AsJson, Asked, TablePath, for_problems
 from .output import print_json, print_table
 
 
+@for_problems
 def command(
-    problems: ProblemWords,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    epilogue: Epilogue = None,
-    overlap: Overlap = None,
-    out_dtype: OutDtype = None,
-    accumulate: Accumulate = None,
-    deterministic: Deterministic = False,
+    asked: Asked,
     table: TablePath = None,
     device: Annotated[str | None, typer.Option(help="Device class, such as H200 (default: this machine's).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the best schedule known for each problem, and where it comes from."""
-    named = read_problems(
-        problems,
-        dtype=dtype,
-        layout=layout,
-        epilogue=epilogue,
-        overlap=overlap,
-        out_dtype=out_dtype,
-        accumulate=accumulate,
-        deterministic=deterministic,
-    )
+    named = asked.problems
     source = load_table(table, device)
     if len(named) == 1:
         choice = best_schedule(named[0].problem, source, device)

@@ -13,18 +13,7 @@ from ..api import load_noise, load_table
 from ..heuristics.table import Table
 from ..measure.gpus import hopper
 from ..space import BadInput, NamedProblem
-from .inputs import (
-    AsJson,
-    Dtype,
-    Epilogue,
-    Layout,
-    Overlap,
-    ProblemWords,
-    TablePath,
-    read_problems,
-    require,
-    whole_number,
-)
+from .inputs import AsJson, Asked, TablePath, for_problems, require, whole_number
 from .output import check_writable, command_line, deliver, notes, print_table, progress, stop_early
 
 DRIFT = 0.03
@@ -32,12 +21,9 @@ REGRET = 0.02
 """What still counts as the same: of a time, and of the choice against the fastest of today."""
 
 
+@for_problems
 def command(
-    problems: ProblemWords,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    epilogue: Epilogue = None,
-    overlap: Overlap = None,
+    asked: Asked,
     gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
     table: TablePath = None,
     out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
@@ -48,7 +34,7 @@ def command(
     Says how many times are within 3 % of the table's, and how many choices within 2 % of the fastest. Problems that
     are not in the table are left out.
     """
-    named = read_problems(problems, dtype=dtype, layout=layout, epilogue=epilogue, overlap=overlap)
+    named = asked.problems
     device = hopper(gpu).device
     tuned = load_table(table, device)
     known = [each for each in named if each.problem in tuned.runnable]

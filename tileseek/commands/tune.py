@@ -20,23 +20,7 @@ from ..measure.gpus import HOPPER, gpus, hopper
 from ..results import has_table, journal_path
 from ..space import DEVICES, FOR_TIME, H200, BadInput, Device, NamedProblem, Problem, Schedule, unsupported
 from ..tables import make_table
-from .inputs import (
-    Accumulate,
-    Deterministic,
-    Dtype,
-    Epilogue,
-    Layout,
-    Objective,
-    OutDtype,
-    Overlap,
-    ProblemWords,
-    check_objective,
-    number,
-    read_journals,
-    read_problems,
-    require,
-    whole_number,
-)
+from .inputs import Asked, Objective, check_objective, for_problems, number, read_journals, require, whole_number
 from .output import command_line, notes, progress, write_text
 
 if TYPE_CHECKING:
@@ -52,15 +36,9 @@ MEASUREMENTS = 100
 """Measurements for each problem, when no budget is given."""
 
 
+@for_problems
 def command(
-    problems: ProblemWords,
-    dtype: Dtype = None,
-    layout: Layout = None,
-    epilogue: Epilogue = None,
-    overlap: Overlap = None,
-    out_dtype: OutDtype = None,
-    accumulate: Accumulate = None,
-    deterministic: Deterministic = False,
+    asked: Asked,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/ and the name of the problems).")] = None,
     measurements: Annotated[
         int | None,
@@ -86,16 +64,7 @@ def command(
     A run can be interrupted at any moment, and the same command goes on where it stopped. Without a Hopper GPU the
     bundled journal of an H200 is replayed.
     """
-    named = read_problems(
-        problems,
-        dtype=dtype,
-        layout=layout,
-        epilogue=epilogue,
-        overlap=overlap,
-        out_dtype=out_dtype,
-        accumulate=accumulate,
-        deterministic=deterministic,
-    )
+    named = asked.problems
     check_objective(objective)
     require("search", "optuna", "sklearn", "numpy")
     from ..search.budget import Budget
@@ -105,7 +74,7 @@ def command(
     view = None if storage is None else StudyView(storage)
     options = Options(seed=seed, objective=objective, sampler=sampler)
     given = None if measurements is None and seconds is None else Budget(measurements, seconds)
-    folder = out or Path("runs") / (Path(problems[0]).stem if len(problems) == 1 else named[0].name)
+    folder = out or Path("runs") / asked.name
     with _world(named, gpu, replay, folder / JOURNAL, objective) as world:
         budget = given or Budget(MEASUREMENTS * len(world.named))
         options = replace(options, noise=load_noise(world.runner.device))
