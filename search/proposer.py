@@ -53,6 +53,7 @@ class Proposer:
         self._broken: set[Schedule] = set()
         self._costs: dict[Schedule, float] = {}
         self._transfers = list(transfers)
+        self._projected: dict[Schedule, Schedule] = {}
         self._drafted: list[Schedule] | None = None
         self._seed = seed
         self._seeded = 0
@@ -62,6 +63,11 @@ class Proposer:
     def exhausted(self) -> bool:
         """Whether everything there is has been proposed."""
         return len(self._seen) >= self._space.size
+
+    @property
+    def drafted(self) -> bool:
+        """Whether the draft is made."""
+        return self._drafted is not None
 
     def best(self, count: int) -> list[Schedule]:
         """The cheapest schedules known, cheapest first."""
@@ -95,7 +101,7 @@ class Proposer:
             polished = refinements(self._space, self.best(3), self._rng)
             self._take(_ordered(self._fresh(polished), score), round(POLISHING * count), batch)
             wanted = count - explored - len(batch)
-            pool = self._fresh([*self._sampler.ask(OVERSAMPLING * wanted), *self._draft(), *self._moved()])
+            pool = self._fresh([*self._sampler.ask(OVERSAMPLING * wanted), *self.draft(), *self._moved()])
             self._take(_varied(pool, score), wanted, batch)
         self._take(self._chance(count - len(batch)), count - len(batch), batch)
         return batch
@@ -109,7 +115,8 @@ class Proposer:
     def _fresh(self, schedules: Iterable[Schedule]) -> list[Schedule]:
         return [s for s in dict.fromkeys(schedules) if s not in self._seen and s.kernel not in self._broken]
 
-    def _draft(self) -> list[Schedule]:
+    def draft(self) -> list[Schedule]:
+        """What the analytic model likes. The first call takes a few tenths of a second."""
         if self._drafted is None:
             self._drafted = self._space.pool(self._seed)
         return self._drafted
@@ -117,11 +124,14 @@ class Proposer:
     def _start(self, score: Score) -> list[Schedule]:
         """The draft, taking turns with what other problems like."""
         moved = _ordered(list(dict.fromkeys(self._moved())), score)
-        drafted = _varied(self._draft(), score)
+        drafted = _varied(self.draft(), score)
         return [s for pair in zip_longest(moved, drafted) for s in pair if s is not None]
 
     def _moved(self) -> list[Schedule]:
-        return [self._space.project(s.to_json()) for s in self._transfers]
+        for schedule in self._transfers:
+            if schedule not in self._projected:
+                self._projected[schedule] = self._space.project(schedule.to_json())
+        return [self._projected[s] for s in self._transfers]
 
     def _chance(self, count: int) -> list[Schedule]:
         found: dict[Schedule, None] = {}

@@ -237,6 +237,7 @@ class _Run:
         history, self._known = known_before(runner, journal, history, self._options.objective)
         self._before = by_problem(history.measures)
         self._relatives = _by_kind(self._before)
+        self._liked: dict[Problem, list[Schedule]] = {}
         self._lessons: list[Measure] = list(history.measures)
         self._learned = 0 if ranker is None else len(self._lessons)
         self._phase = "search"
@@ -295,6 +296,7 @@ class _Run:
                 if not schedules:
                     return
                 following = aside.submit(self._ahead, len(schedules), len(self._lessons))
+                aside.submit(self._draft_ahead)
                 measures = self._measure(task, schedules)
                 batch = following.result()
                 self._meter.count(len(schedules))
@@ -303,7 +305,7 @@ class _Run:
                 task.mark()
                 if self._hopeless:
                     return
-                batch = batch or self._next(0, len(self._lessons))
+                batch = batch or aside.submit(self._next, 0, len(self._lessons)).result()
 
     @property
     def _hopeless(self) -> bool:
@@ -316,6 +318,12 @@ class _Run:
         if batch is not None:
             self._runner.prepare(batch[0].problem, batch[1])
         return batch
+
+    def _draft_ahead(self) -> None:
+        """Make the draft of one more problem, so that its first batch begins to compile sooner."""
+        undrafted = (task.proposer for task in self._tasks.values() if not task.proposer.drafted)
+        if (proposer := next(undrafted, None)) is not None:
+            proposer.draft()
 
     def _next(self, planned: int, lessons: int) -> tuple[_Task, list[Schedule]] | None:
         """The next batch while `planned` measurements are still to be made, when `lessons` measures are known; None
@@ -379,8 +387,11 @@ class _Run:
         """The best schedules of the nearest problems of this kind that were measured before, here or elsewhere: itself,
         if it is among them, and others."""
         nearest = _nearest(problem, self._relatives.get(problem.kind, ()))
-        ranked = [sorted((value, s) for s, value in costs(self._before[other]).items()) for other in nearest]
-        return [s for best in ranked for _, s in best[:LIKED]]
+        for other in nearest:
+            if other not in self._liked:
+                ranked = nsmallest(LIKED, ((value, s) for s, value in costs(self._before[other]).items()))
+                self._liked[other] = [s for _, s in ranked]
+        return [s for other in nearest for s in self._liked[other]]
 
     def _share(self, task: _Task) -> None:
         """Let a problem try what its nearest siblings like best by now: their kernels are compiled."""

@@ -16,6 +16,7 @@ import pytest
 from journals import measured
 from synthetic import journal, line, measure, true_us
 from tileseek.cost_model.costs import costs
+from tileseek.cost_model.predictor import Predictor
 from tileseek.cost_model.ranker import train
 from tileseek.heuristics.journal import Journal, JournalContents, Measure, measure_from_json, read_journal
 from tileseek.measure.policy import SCREEN, Policy
@@ -29,7 +30,7 @@ from tileseek.search.shootout import decide
 from tileseek.search.spaces import ListedSpace, WholeSpace
 from tileseek.search.study import StudyView
 from tileseek.search.survey import survey
-from tileseek.search.tuner import Options, Progress, tune
+from tileseek.search.tuner import Options, Progress, Scorer, tune
 from tileseek.space import ALL_VALUES, H200, BadInput, Problem, Schedule, violations
 
 PROBLEMS = [Problem(16, 6144, 4096), Problem(2048, 4096, 4096), Problem(8192, 8192, 1024)]
@@ -107,6 +108,20 @@ def test_beats_chance_with_few_measurements(contents: JournalContents) -> None:
         chance.append(sum(draws) / len(draws) / min(cost_of.values()) - 1)
     assert sum(ours) < 0.5 * sum(chance)
     assert sum(ours) / len(ours) < 0.05
+
+
+def test_a_predictor_takes_the_place_of_training(contents: JournalContents, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a table carries of a ranker decides as it does, and what that has learned from is not learned again."""
+    history = JournalContents(measures=[replace(m, env="") for m in contents.measures])
+    trained = train(history.measures, H200)
+    monkeypatch.setattr("tileseek.search.tuner.train", lambda *_: pytest.fail("trained although a ranker was given"))
+
+    def asked(ranker: Scorer) -> list[tuple[Problem, Schedule]]:
+        runner = SyntheticRunner()
+        tune(PROBLEMS[:2], runner, Budget(measurements=48), history=history, ranker=ranker, options=QUICK)
+        return runner.asked
+
+    assert asked(Predictor.from_json(trained.to_json(), H200)) == asked(trained)
 
 
 def test_same_seed_same_decisions(contents: JournalContents) -> None:
