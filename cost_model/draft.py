@@ -70,6 +70,10 @@ _GATHERED = 3
 _RESIDUAL_BUFFERS = 2
 """Chunks of a residual that loader warps have on their way: consumers that read it themselves wait for it."""
 
+_L2_PROMOTION = 128
+"""Bytes that a load brings into L2: as fast as 256 where rows begin at multiples of those, and up to 15 % faster where
+they do not, or where CTAs take shares of K."""
+
 _SKINNY = 512
 _TRANSPOSED = 0.99
 """With fewer rows D^T = B x A^T is always tried: 64-row instructions then run along n. With more it is where that makes
@@ -164,7 +168,7 @@ def _best_tiles(problem: Problem, device: Device, count: int) -> list[Schedule]:
     times = {s: estimate_us(problem, s, device) for s in everything}
     skinny = problem.m < min(_SKINNY, problem.n)
     whole = sorted((us, s) for s, us in times.items() if skinny or us < _TRANSPOSED * _mirrored(s, times))
-    gathered = [vary(s, cluster_m=m, cluster_n=n) for _, s in whole[: _GATHERED * count] for m, n in _clusters(s)]
+    gathered = [c for _, s in whole[: _GATHERED * count] for c in _in_clusters(s, problem, device)]
     return spread(sorted([*whole, *((estimate_us(problem, s, device), s) for s in gathered)]))[:count]
 
 
@@ -173,9 +177,17 @@ def _mirrored(s: Schedule, times: Mapping[Schedule, float]) -> float:
     return times.get(vary(s, swap_ab=False), math.inf) if s.swap_ab else math.inf
 
 
-def _clusters(s: Schedule) -> tuple[tuple[int, int], ...]:
-    """The clusters in which CTAs can share loads: those that walk over whole tiles."""
-    return _CLUSTERS if s.persistent and s.split_k == 1 and not s.stream_k and s.load == "tma" else ()
+def _in_clusters(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
+    """`s` with CTAs that share loads, where they walk over whole tiles or meet in device memory; as many to a tile as
+    are still at work together."""
+    alone = s.load != "tma" or s.split_cluster or s.dealt or s.stream_k or not (s.persistent or s.split_k > 1)
+    for m, n in () if alone else _CLUSTERS:
+        gathered = vary(s, cluster_m=m, cluster_n=n)
+        if s.split_k > 1:
+            most = clusters_at_once(m * n, device) // tile_grid(problem, gathered).clusters
+            gathered = vary(gathered, split_k=max((k for k in SPLIT_K if k <= min(most, s.split_k)), default=1))
+        if (gathered.split_k > 1) == (s.split_k > 1):
+            yield gathered
 
 
 def _keeps_rows(s: Schedule, problem: Problem) -> bool:
@@ -272,6 +284,7 @@ def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
         epilogue_buffers=1 if tile.arrangement == PINGPONG else 2,
         mma_in_flight=int(alone),
         swizzle=8,
+        l2_promotion=_L2_PROMOTION,
         residual_buffers=_RESIDUAL_BUFFERS if fetched else 0,
     )
     return _with_ring(tile, problem, device)
