@@ -12,7 +12,6 @@ from typing import Protocol
 
 from ..cost_model.analytic import estimate_us
 from ..cost_model.costs import by_problem, cost, costs, yardstick
-from ..cost_model.ranker import LEAST_ROWS, train
 from ..heuristics.journal import Journal, JournalContents, Measure
 from ..heuristics.noise import Noise
 from ..heuristics.query import distance
@@ -57,7 +56,7 @@ LIMITED_FLOPS = 1e10
 RELEARN = 1.5
 """The ranker is trained again when there are this many times the measures it has seen."""
 
-LEAST_MEASURES = 4 * LEAST_ROWS
+LEAST_MEASURES = 80
 """With fewer measures the analytic model ranks better than one learned from them."""
 
 
@@ -373,6 +372,9 @@ class _Run:
 
     def _learn(self, lessons: int) -> None:
         if self._options.learn and lessons >= max(LEAST_MEASURES, RELEARN * self._learned):
+            # scikit-learn takes two seconds to import: with a ranker given it is hardly ever needed.
+            from ..cost_model.ranker import train
+
             self._learned = lessons
             try:
                 self._ranker = train(self._lessons[:lessons], self._runner.device, self._options.seed)

@@ -18,12 +18,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from .device import Device
 from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, TMA_ALIGNMENT, Problem
-from .schedule import GEMV, Schedule
+from .schedule import GEMV, Schedule, vary
 from .tiles import ceil_div, kernel_extents, tile_grid
 
 VECTORS = (1, 2, 4, 8)
@@ -241,11 +241,11 @@ def gemv_domain(name: str, s: Schedule, problem: Problem, device: Device, splits
         return sorted({getattr(t, name) for t in same})
     match name:
         case "stages":
-            return [n for n in STAGES if not any(tile_problems(problem, replace(s, stages=n), device))]
+            return [n for n in STAGES if not any(tile_problems(problem, vary(s, stages=n), device))]
         case "split_k":
             grid = tile_grid(problem, s)
             most = min(grid.k_blocks, 2**31 // grid.k_blocks - 1, 2**31 // grid.ctas - 1)
-            fits = not any(tile_problems(problem, replace(s, split_k=2), device))
+            fits = not any(tile_problems(problem, vary(s, split_k=2), device))
             return [k for k in splits if k == 1 or (fits and k <= most)]
         case "reduction":
             return ["slots" if s.split_k > 1 else "cluster"]

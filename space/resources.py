@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .gemv import gemv_smem_bytes
 from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, PROMOTED, PROMOTED_K, TMA_ALIGNMENT, Problem
-from .schedule import GEMV, PINGPONG, Schedule
+from .schedule import GEMV, PINGPONG, Schedule, vary
 from .tiles import kernel_extents
 
 SWIZZLE_BYTES = 128
@@ -115,7 +115,7 @@ def can_clip(problem: Problem, schedule: Schedule) -> bool:
     rows, columns = kernel_extents(problem, schedule)
     if schedule.arrangement == GEMV or (schedule.tile_m <= rows and schedule.tile_n <= columns):
         return False
-    clipped = replace(schedule, clip_boxes=True)
+    clipped = vary(schedule, clip_boxes=True)
     return loaded_rows(problem, clipped) != tuple(tile.slab_rows for tile in operand_tiles(problem, schedule))
 
 
