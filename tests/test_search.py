@@ -114,7 +114,7 @@ def test_a_predictor_takes_the_place_of_training(contents: JournalContents, monk
     """What a table carries of a ranker decides as it does, and what that has learned from is not learned again."""
     history = JournalContents(measures=[replace(m, env="") for m in contents.measures])
     trained = train(history.measures, H200)
-    monkeypatch.setattr("tileseek.cost_model.ranker.train", lambda *_: pytest.fail("trained although a ranker was given"))
+    monkeypatch.setattr("tileseek.cost_model.ranker.train", lambda *_: pytest.fail("a ranker was given"))
 
     def asked(ranker: Scorer) -> list[tuple[Problem, Schedule]]:
         runner = SyntheticRunner()

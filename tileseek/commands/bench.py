@@ -12,7 +12,18 @@ import typer
 from ..api import best_schedule, load_table
 from ..measure.gpus import hopper
 from ..space import BadInput, Device, NamedProblem, Schedule, shown, unsupported
-from .inputs import AsJson, Asked, TablePath, check_schedule, for_problems, one_problem, require, whole_number
+from .inputs import (
+    AsJson,
+    Asked,
+    DocumentPath,
+    GpuNumber,
+    TablePath,
+    check_schedule,
+    for_problems,
+    one_problem,
+    require,
+    whole_number,
+)
 from .output import check_writable, command_line, deliver, notes, print_table, progress, stop_early
 
 if TYPE_CHECKING:
@@ -29,10 +40,10 @@ def command(
         str | None, typer.Option(help="Name of a schedule, for one problem (default: the best known).")
     ] = None,
     policy: Annotated[str, typer.Option(help="How to measure: final (sustained, default), burst or screen.")] = "final",
-    gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
+    gpu: GpuNumber = 0,
     energy: Annotated[bool, typer.Option("--energy", help="Also measure the energy of a call (takes longer).")] = False,
     table: TablePath = None,
-    out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
+    out: DocumentPath = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure against the cuBLAS default and the best of cuBLASLt, interleaved in rounds.

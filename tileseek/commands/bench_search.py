@@ -11,7 +11,7 @@ import typer
 from ..heuristics.table import all_measures
 from ..results import journal_path
 from ..space import H200, BadInput, find_device
-from .inputs import AsJson, read_journals, require, whole_number
+from .inputs import AsJson, DocumentPath, MeasuredOn, read_journals, require, whole_number
 from .output import check_writable, command_line, dumps_json, print_table, progress, write_text
 
 
@@ -19,14 +19,14 @@ def command(
     journal: Annotated[
         list[Path] | None, typer.Option(help="Journal to replay (default: bundled); may be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Device class that measured.")] = H200.name,
+    device: MeasuredOn = H200.name,
     arm: Annotated[list[str] | None, typer.Option(help="Way of searching (default: all); may be repeated.")] = None,
     folds: Annotated[int, typer.Option(parser=whole_number, help="Parts of the families, each held out once.")] = 10,
     least: Annotated[
         int, typer.Option(parser=whole_number, help="Schedules a problem must have; those with fewer only teach.")
     ] = 300,
     seed: Annotated[int, typer.Option(parser=whole_number, help="Seed of everything drawn.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
+    out: DocumentPath = None,
     plot: Annotated[Path | None, typer.Option(help="Picture of the curves, such as curves.svg.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 from ..heuristics.table import all_measures
 from ..results import journal_path
 from ..space import H200, find_device
-from .inputs import read_journals, require, whole_number
+from .inputs import MeasuredOn, read_journals, require, whole_number
 from .output import check_writable, command_line, dumps_json, write_text
 
 
@@ -18,7 +18,7 @@ def command(
     journal: Annotated[
         list[Path] | None, typer.Option(help="Journal to fit to (default: bundled); may be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Device class that measured.")] = H200.name,
+    device: MeasuredOn = H200.name,
     per_problem: Annotated[int, typer.Option(parser=whole_number, help="Most measures of a problem to use.")] = 45,
     seed: Annotated[int, typer.Option(parser=whole_number, help="Seed by which they are drawn.")] = 0,
     out: Annotated[Path | None, typer.Option(help="File that gets the JSON document (default: stdout).")] = None,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..space import BadInput
-from .inputs import Asked, for_problems, number, whole_number
+from .inputs import Asked, GpuNumber, for_problems, number, whole_number
 from .output import notes, progress
 from .tune import JOURNAL, live
 
@@ -21,7 +21,7 @@ def command(
     seconds: Annotated[float | None, typer.Option(parser=number, help="Stop after that long (default: never).")] = None,
     out: Annotated[Path, typer.Option(help="Run folder, which gets the journal.")] = Path("runs/dataset"),
     seed: Annotated[int, typer.Option(parser=whole_number, help="Seed of the random schedules.")] = 0,
-    gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
+    gpu: GpuNumber = 0,
 ) -> None:
     """Measure the model's favourites, random schedules of the whole space, and neighbours of the best.
 

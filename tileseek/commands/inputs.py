@@ -17,8 +17,28 @@ from ..problems import suite, suite_names
 from ..space import OBJECTIVES, BadInput, Device, NamedProblem, Problem, Schedule, read_suite, shown, violations
 from .output import notes
 
+
+def whole_number(word: str) -> int:
+    """The parser of options that are whole numbers."""
+    try:
+        return int(word)
+    except ValueError:
+        raise BadInput(f"{shown(word)} is not a whole number") from None
+
+
+def number(word: str) -> float:
+    """The parser of options that are numbers."""
+    try:
+        return float(word)
+    except ValueError:
+        raise BadInput(f"{shown(word)} is not a number") from None
+
+
 Objective = Annotated[str, typer.Option(help="What to tune for: time (default), energy, or edp, their product.")]
 TablePath = Annotated[Path | None, typer.Option("--table", help="Table to use instead of the bundled one.")]
+GpuNumber = Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")]
+MeasuredOn = Annotated[str, typer.Option("--device", help="Device class that measured.")]
+DocumentPath = Annotated[Path | None, typer.Option("--out", help="File that gets the JSON document.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
@@ -185,22 +205,6 @@ def one_problem(named: Sequence[NamedProblem]) -> Problem:
     if len(named) != 1:
         raise BadInput(f"{len(named)} problems are named: valid is one, such as M N K")
     return named[0].problem
-
-
-def whole_number(word: str) -> int:
-    """The parser of options that are whole numbers."""
-    try:
-        return int(word)
-    except ValueError:
-        raise BadInput(f"{shown(word)} is not a whole number") from None
-
-
-def number(word: str) -> float:
-    """The parser of options that are numbers."""
-    try:
-        return float(word)
-    except ValueError:
-        raise BadInput(f"{shown(word)} is not a number") from None
 
 
 def _size(name: str, word: str) -> int:

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +15,7 @@ from ..heuristics.noise import NOISE_VERSION, Noise, resolvable
 from ..heuristics.table import Table
 from ..measure.gpus import hopper
 from ..space import BadInput, Device, NamedProblem, Problem, Schedule, shown, unsupported, violations
-from .inputs import AsJson, Asked, TablePath, for_problems, require, whole_number
+from .inputs import AsJson, Asked, DocumentPath, GpuNumber, TablePath, for_problems, require, whole_number
 from .output import check_writable, command_line, deliver, print_table, progress, stop_early
 
 if TYPE_CHECKING:
@@ -45,9 +44,9 @@ def command(
     energy: Annotated[
         bool, typer.Option("--energy", help="Also measure the noise of energy, with the first of the final policies.")
     ] = False,
-    gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
+    gpu: GpuNumber = 0,
     table: TablePath = None,
-    out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
+    out: DocumentPath = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how far results of one and the same schedule lie apart: smaller differences are no differences.

@@ -11,7 +11,7 @@ from ..heuristics.portfolio import portfolio
 from ..heuristics.table import current_measures
 from ..results import journal_path
 from ..space import H200, find_device
-from .inputs import AsJson, number, read_journals, whole_number
+from .inputs import AsJson, DocumentPath, MeasuredOn, number, read_journals, whole_number
 from .output import check_writable, dumps_json, print_table, write_text
 
 
@@ -19,14 +19,14 @@ def command(
     journal: Annotated[
         list[Path] | None, typer.Option(help="Journal to choose from (default: bundled); may be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Device class that measured.")] = H200.name,
+    device: MeasuredOn = H200.name,
     loss: Annotated[
         float, typer.Option(parser=number, help="Loss to stay within, in the geometric mean over problems.")
     ] = 0.03,
     least: Annotated[
         int, typer.Option(parser=whole_number, help="Leave out problems measured with fewer schedules.")
     ] = 1,
-    out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
+    out: DocumentPath = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose the fewest kernels that lose at most --loss against the best known, and show loss against their number.

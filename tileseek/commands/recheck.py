@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ..api import load_noise, load_table
 from ..heuristics.table import Table
 from ..measure.gpus import hopper
 from ..space import BadInput, NamedProblem
-from .inputs import AsJson, Asked, TablePath, for_problems, require, whole_number
+from .inputs import AsJson, Asked, DocumentPath, GpuNumber, TablePath, for_problems, require
 from .output import check_writable, command_line, deliver, notes, print_table, progress, stop_early
 
 DRIFT = 0.03
@@ -24,9 +21,9 @@ REGRET = 0.02
 @for_problems
 def command(
     asked: Asked,
-    gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
+    gpu: GpuNumber = 0,
     table: TablePath = None,
-    out: Annotated[Path | None, typer.Option(help="File that gets the JSON document.")] = None,
+    out: DocumentPath = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the schedules that a table names for problems, all of one problem in the same rounds, and compare.

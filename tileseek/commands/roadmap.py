@@ -17,7 +17,7 @@ from ..heuristics.journal import Journal
 from ..heuristics.roadmap_report import roadmap_report
 from ..measure.gpus import hopper
 from ..space import H200, BadInput, find_device
-from .inputs import TablePath, require, whole_number
+from .inputs import GpuNumber, TablePath, require
 from .output import check_writable, command_line, dumps_json, notes, print_table, progress, write_text
 
 OUT = Path("runs/roadmap/roadmap.json")
@@ -27,7 +27,7 @@ def command(
     rows: Annotated[str, typer.Option(help="Rows to measure, such as K3,P6 (default: all).")] = "",
     plan: Annotated[bool, typer.Option("--plan", help="List the pairs and measure nothing; needs no GPU.")] = False,
     out: Annotated[Path, typer.Option(help="The document; report (.md) and journal (.jsonl) go beside it.")] = OUT,
-    gpu: Annotated[int, typer.Option(parser=whole_number, help="Number of the GPU.")] = 0,
+    gpu: GpuNumber = 0,
     device: Annotated[str, typer.Option(help="Device class to plan for.")] = H200.name,
     table: TablePath = None,
 ) -> None:
