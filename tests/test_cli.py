@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -24,7 +25,7 @@ from tileseek.heuristics.table import build_table, load_table
 from tileseek.measure import gpus
 from tileseek.measure.policy import Policy
 from tileseek.measure.results import Candidate, Result
-from tileseek.space import H200, BadInput, Problem, Schedule, sample, violations
+from tileseek.space import H200, BadInput, NamedProblem, Problem, Schedule, sample, violations
 
 from tileseek import cli
 from tileseek.commands import output
@@ -577,6 +578,23 @@ def test_tune_without_a_gpu_says_so_in_one_line(
     done = run("tune", "4096", "4096", "4096", "--measurements", 20, "--out", tmp_path / "run")
     assert done.code == 0
     assert done.err.splitlines()[0] == "no Hopper GPU here (NVIDIA A100): replaying what was measured on an H200"
+
+
+def test_a_live_search_starts_from_what_is_bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    pytest.importorskip("optuna")
+    from tileseek.commands import tune
+
+    card = gpus.Gpu(0, "", "NVIDIA H200", "9.0", 132, 1)
+    known = contents([measured(P, FIRST, 9.0, 1.0)])
+    monkeypatch.setattr(tune, "hopper", lambda gpu: card)
+    monkeypatch.setattr(tune, "require", lambda *_: None)
+    monkeypatch.setattr(tune, "read_journal", lambda path: known)
+    monkeypatch.setattr("tileseek.measure.supervisor.Measurer", lambda gpu: contextlib.nullcontext())
+    with tune.live([NamedProblem("p", P)], 0, tmp_path / "journal.jsonl") as world:
+        assert [(m.schedule, m.env) for m in world.history.measures] == [(FIRST, "")], "not as if measured here"
+        assert world.incumbents
+        assert world.predictor is not None, "the bundled table carries one for the features of this version"
 
 
 def test_tune_of_problems_that_nobody_measured(run: Cli, recorded: Path, tmp_path: Path) -> None:
