@@ -27,9 +27,6 @@ POLISHING = 0.5
 """Shares of a batch: chance, as insurance against what the models do not see; the neighbourhood of the best.
 The rest is the sampler's and the draft's."""
 
-OVERSAMPLING = 2
-"""Suggestions asked of the sampler for each one that the ranker lets through."""
-
 _TRIES = 64
 """Random draws in a row that may be known already before a space counts as exhausted."""
 
@@ -101,7 +98,7 @@ class Proposer:
             polished = refinements(self._space, self.best(3), self._rng)
             self._take(_ordered(self._fresh(polished), score), round(POLISHING * count), batch)
             wanted = count - explored - len(batch)
-            pool = self._fresh([*self._sampler.ask(OVERSAMPLING * wanted), *self.draft(), *self._moved()])
+            pool = self._fresh([*self._sampler.ask(wanted), *self.draft(), *self._moved()])
             self._take(_varied(pool, score), wanted, batch)
         self._take(self._chance(count - len(batch)), count - len(batch), batch)
         return batch
