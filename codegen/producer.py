@@ -124,8 +124,9 @@ _DRAIN = [
 
 
 def first_block(s: Schedule) -> str:
-    """What is added to the number of a k-block where a CTA has a share of K."""
-    return "unit_work.first_block + " if s.workspace else "first_block + " if s.split_cluster else ""
+    """What stands before the number of a k-block of the CTA's share of K to make it one of the tile's."""
+    first = "unit_work.first_block + " if s.workspace else "first_block + " if s.split_cluster else ""
+    return first + "SPLIT_K * " * s.interleave_k
 
 
 def corner_of(problem: Problem, name: str) -> str:

@@ -120,6 +120,15 @@ __device__ __forceinline__ Work work(int unit, int worker, int workers, int tile
   return {tile < tiles ? tile : -1, first, end - first, part, SPLIT_K, tile * SPLIT_K, tile * SPLIT_K + 1};
 }"""
 
+_INTERLEAVED_WORK = """\
+// The parts of a tile take its k-blocks in turn: what they load at a time lies side by side.
+__device__ __forceinline__ Work work(int unit, int worker, int workers, int tiles, int all_blocks) {
+  const int index = worker + unit * workers;
+  const int tile = index / SPLIT_K, part = index % SPLIT_K;
+  const int blocks = (all_blocks - part + SPLIT_K - 1) / SPLIT_K;
+  return {tile < tiles ? tile : -1, part, blocks, part, SPLIT_K, tile * SPLIT_K, tile * SPLIT_K + 1};
+}"""
+
 _STREAM_WORK = """\
 // Stream-K: whole tiles as long as they fill the device, then equal shares of the k-blocks that are left. A share
 // has at most two ends inside a tile: a worker keeps its first segment in slot 2 * worker, its last in the next.
@@ -161,7 +170,8 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     position = _tile_position(problem.batched)
     if not s.workspace:
         return [position]
-    return [position, _WORK + (_STREAM_WORK if s.stream_k else _SPLIT_WORK)]
+    cut = _STREAM_WORK if s.stream_k else _INTERLEAVED_WORK if s.interleave_k else _SPLIT_WORK
+    return [position, _WORK + cut]
 
 
 def product(pointer: str, problem: Problem) -> str:

@@ -74,6 +74,7 @@ FEATURES = (
     "log_batch",
     "element_bytes",
     "odd_columns",
+    "interleave_k",
 )
 """The names, in the order of `features`."""
 
@@ -150,5 +151,6 @@ def features(problem: Problem, s: Schedule, device: Device, terms: Terms, floor:
         math.log2(problem.batch),
         DTYPE_BYTES[problem.dtype],
         odd_columns(problem, s),
+        s.interleave_k,
     )
     return array("f", values).tolist()

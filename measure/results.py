@@ -37,6 +37,18 @@ class Candidate:
         return cls(schedule, kernel.cubin, kernel.entry, kernel.audit.registers if kernel.audit else 0)
 
 
+def shortened(value: Any) -> Any:
+    """A value for a journal, its numbers with six significant digits: measures scatter in the fourth."""
+    match value:
+        case float():
+            return float(f"{value:.6g}")
+        case dict():
+            return {name: shortened(each) for name, each in value.items()}
+        case list() | tuple():
+            return [shortened(each) for each in value]
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """The outcome of one candidate. Times are microseconds of one call; lists have one item for each round.
@@ -99,8 +111,4 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Every field by name, for a journal line."""
         obj = asdict(self)
-        obj["check"] = dict(self.check)
-        obj["ci95"] = {name: list(interval) for name, interval in self.ci95.items()}
-        obj["times_us"] = [round(time, 4) for time in self.times_us]
-        obj["clocks_mhz"] = [round(clock, 1) for clock in self.clocks_mhz]
-        return obj
+        return {name: shortened(value) for name, value in obj.items()}

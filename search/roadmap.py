@@ -327,6 +327,16 @@ ROWS: Sequence[Row] = (
                "ctas": 0, **_NO_CLUSTER, **_REGISTERS, "store": "tma", "epilogue_n": 16, "epilogue_buffers": 2},
     ),
     Row(
+        "split-K",
+        "CTAs that share K take its k-blocks in turn",
+        "What they read at a time lies side by side in memory; otherwise each reads a stretch of its own.",
+        on=[{"interleave_k": True}],
+        off={"interleave_k": False},
+        problems=["one_tile", "decode_16"],
+        given={**_SPLITTABLE, "split_k": 4, "reduction": "cluster", "persistent": False, "k_zigzag": False, "ctas": 0,
+               **_NO_CLUSTER, "stream_k": False},
+    ),
+    Row(
         "start",
         "mbarriers initialised in straight code",
         "One thread at constant addresses; otherwise the compiler makes a loop over the lanes that have one.",

@@ -337,6 +337,7 @@ _TILED: Mapping[str, _Domain] = {
     "dependent_launch": _dependent_launch,
     "clip_boxes": lambda s, p, d: [False, True] if s.load == "tma" and can_clip(p, s) else [False],
     "straight_start": lambda s, p, d: [False, True],
+    "interleave_k": lambda s, p, d: [False, True] if s.split_k > 1 else [False],
     "persistent": lambda s, p, d: _persistent(s),
     "ctas": _ctas,
     "raster": _raster,
@@ -454,6 +455,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "l2_promotion": L2_PROMOTIONS,
     "clip_boxes": (False, True),
     "straight_start": (False, True),
+    "interleave_k": (False, True),
 }
 
 

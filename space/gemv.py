@@ -70,6 +70,7 @@ FIXED: Mapping[str, Any] = {
     "multicast_kind": "slice",
     "clip_boxes": False,
     "straight_start": False,
+    "interleave_k": False,
     "load": "tma",
 }
 """Fields that mean nothing here, with their only valid values."""

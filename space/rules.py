@@ -262,6 +262,8 @@ def _copies(problem: Problem, s: Schedule) -> Iterator[str]:
 def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     """Tiles whose K several CTAs share."""
     shared = s.split_k > 1 or s.stream_k
+    if s.interleave_k and s.split_k == 1:
+        yield "interleave_k without split_k: valid is False"
     if not shared:
         if s.workspace:
             yield f"reduction {s.reduction} of whole tiles: valid is cluster, the default, which then does nothing"

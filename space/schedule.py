@@ -97,6 +97,10 @@ class Schedule:
     """One thread initialises the mbarriers, at addresses known to the compiler: straight code, where lanes with an
     mbarrier each become a loop over the lanes."""
 
+    interleave_k: bool = False
+    """CTAs that share the K of a tile take its k-blocks in turn, so that what they read at a time is side by side;
+    otherwise each takes a stretch."""
+
     load: str = "tma"
     """`tma`: one thread has the copy engine load operands; `copy`: all threads of the producer copy those whose rows
     TMA does not take."""
@@ -196,6 +200,8 @@ class Schedule:
             tokens.append("clip")
         if self.straight_start:
             tokens.append("straight")
+        if self.interleave_k:
+            tokens.append("turn")
         if self.load != "tma":
             tokens.append(f"ld-{self.load}")
         return "_".join(tokens)
@@ -256,6 +262,7 @@ class Schedule:
             multicast_kind=g["multicast_kind"] or "slice",
             clip_boxes=bool(g["clip"]),
             straight_start=bool(g["straight"]),
+            interleave_k=bool(g["turn"]),
             load=g["load"] or "tma",
         )
         if schedule.name != name.strip():
@@ -329,6 +336,7 @@ _SELDOM = (
     r"(?P<multicast_kind>leader)",
     r"(?P<clip>clip)",
     r"(?P<straight>straight)",
+    r"(?P<turn>turn)",
     r"ld-(?P<load>copy)",
 )
 """What follows, in this order, where it is not the default."""

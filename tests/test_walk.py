@@ -52,6 +52,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]
     for name, problem, schedule in (
         ("split", SINGLE, SPLIT),
         ("stream", SINGLE, STREAM),
+        ("in turn", SINGLE, replace(SPLIT, interleave_k=True)),
         ("batched", BATCHED, SPLIT),
     ):
         source = folder / f"{name}.cpp"
@@ -101,7 +102,7 @@ def test_kernel_walks_as_the_host_says(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    kind=st.sampled_from(("split", "stream")),
+    kind=st.sampled_from(("split", "stream", "in turn")),
     workers=st.integers(1, 40),
     tiles=st.integers(1, 90),
     all_blocks=st.integers(4, 70),
@@ -109,7 +110,7 @@ def test_kernel_walks_as_the_host_says(
 def test_shared_k_covers_every_block_once(
     compiled: dict[str, ctypes.CDLL], kind: str, workers: int, tiles: int, all_blocks: int
 ) -> None:
-    assume(kind == "split" or tiles * all_blocks >= workers)  # the rules refuse shares of nothing
+    assume(kind != "stream" or tiles * all_blocks >= workers)  # the rules refuse shares of nothing
     blocks: Counter[tuple[int, int]] = Counter()
     parts: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
     out = (ctypes.c_int * len(WORK_FIELDS))()
@@ -120,7 +121,8 @@ def test_shared_k_covers_every_block_once(
             if work["tile"] < 0:
                 break
             assert work["k_blocks"] > 0
-            blocks.update((work["tile"], work["first_block"] + i) for i in range(work["k_blocks"]))
+            stride = SPLIT.split_k if kind == "in turn" else 1
+            blocks.update((work["tile"], work["first_block"] + stride * i) for i in range(work["k_blocks"]))
             step = 2 if kind == "stream" else 1
             slot = work["slot"] if work["part"] == 0 else work["next_slot"] + (work["part"] - 1) * step
             assert work["part"] not in parts[work["tile"]]
