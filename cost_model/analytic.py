@@ -47,6 +47,9 @@ HELD = {3: 37, 5: 22, 6: 17, 9: 10}
 """Clusters that H200s held where those GPCs would allow more: with one more, split K takes two waves, half as long
 again. Of 9 clusters 11 were too many and 10 is a guess."""
 
+SECTOR_BYTES = 32
+"""What L2 hands out at least."""
+
 SMEM_RESERVED = 1024
 """Bytes of shared memory that the system keeps for each CTA."""
 
@@ -87,8 +90,11 @@ class Constants:
     outside_ns: float = 2.5
     """A row of 128 bytes outside the matrix, which TMA fills with zeros before it goes on: in tiles of 64 rows, 16
     take up to twice as long as with the operands swapped."""
-    intake_bytes_per_ns: float = 120.0
-    """Most that one SM takes in: 64 bytes a clock."""
+    intake_bytes_per_ns: float = 108.0
+    """Most that one SM asks for: 64 bytes a clock. What others of its cluster send comes beside."""
+    misaligned: float = 2.0
+    """Slow-down of loads from rows that begin at odd multiples of 16 bytes: 4096 x 4096 x 4104 takes a third longer
+    than 4096^3 where no CTAs share loads, and no longer where two share the wider operand."""
     l2_bytes_per_ns: float = 12000.0
     """L2 reads of all SMs."""
     l2_share: float = 1.6
@@ -117,7 +123,7 @@ class Constants:
     reduce_ns: float = 250.0
     reduce_bytes_per_ns: float = 50.0
     """Adding the parts of a split K through distributed shared memory: fixed, and for the fp32 sums an SM sends."""
-    workspace_ns: float = 1500.0
+    workspace_ns: float = 2500.0
     """A part that goes through device memory: stores, a fence and a counter."""
     part_ns: float = 500.0
     part_bytes_per_ns: float = 350.0
@@ -233,6 +239,8 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     a_bytes = min(s.tile_m, rows) * s.tile_k * element
     b_bytes = min(s.tile_n, columns) * s.tile_k * element
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
+    first, second = ("b", "a") if s.swap_ab else ("a", "b")
+    asked = a_bytes / s.cluster_n * _row_cost(problem, first, c) + b_bytes / s.cluster_m * _row_cost(problem, second, c)
     block = _tensor_cycles(s, device, element, c)
     if odd_columns(problem, s):
         block *= c.odd_columns
@@ -240,8 +248,8 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     epilogue = _epilogue_cycles(problem, s, c)
     outside = _rows_outside(problem, s, rows, columns) * s.tile_k * element / SWIZZLE_BYTES
     outside_ns = sharing * outside * c.outside_ns
-    intake_ns = sharing * (a_bytes + b_bytes) / c.intake_bytes_per_ns
-    l2_ns = running * l2_block / c.l2_bytes_per_ns
+    intake_ns = sharing * asked / c.intake_bytes_per_ns
+    l2_ns = running * asked / c.l2_bytes_per_ns
 
     traffic = dram_traffic(problem, s, grid, resident, device, c)
     crowd = (a_bytes + b_bytes) * s.stages - c.enough_bytes
@@ -347,6 +355,13 @@ def _analyse_gemv(problem: Problem, s: Schedule, device: Device, c: Constants) -
         ctas_per_sm=per_sm,
         traffic=problem.bytes,
     )
+
+
+def _row_cost(problem: Problem, operand: str, c: Constants) -> float:
+    """What loading an operand costs, as a multiple of what it costs where all rows begin at whole sectors."""
+    major = problem.a_major if operand == "a" else problem.b_major
+    aligned = getattr(problem, major) * DTYPE_BYTES[problem.dtype] % SECTOR_BYTES == 0
+    return 1.0 if aligned else c.misaligned
 
 
 def _rows_outside(problem: Problem, s: Schedule, rows: int, columns: int) -> int:

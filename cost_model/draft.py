@@ -61,7 +61,7 @@ _PER_SM = (2, 3, 4)
 _STAGES = 8
 """Deepest ring tried."""
 
-_CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4))
+_CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 """Shapes of clusters tried beside CTAs of their own."""
 
 _GATHERED = 3
