@@ -317,7 +317,5 @@ def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[fl
         deepest = tile.stages * tile.tile_k // tile_k
         for stages in sorted({deepest, deepest - 1, min(4, deepest)}):
             if stages > 1:
-                us, s = timed(vary(tile, tile_k=tile_k, stages=stages, mma_in_flight=in_flight))
-                # The model cannot tell apart in which order CTAs that share K take its blocks.
-                found += [(us, vary(s, interleave_k=turn)) for turn in (False, True)[: 1 + (s.split_k > 1)]]
+                found.append(timed(vary(tile, tile_k=tile_k, stages=stages, mma_in_flight=in_flight)))
     return found or [timed(tile)]
