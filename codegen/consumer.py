@@ -28,7 +28,7 @@ def consumer(problem: Problem, s: Schedule) -> str:
         f"  const u64 b_descriptor = {_descriptor('B', columns, '')};",
     ]
     if s.multicast:
-        lines += _HAND_BACK_TO_PEERS if s.multicast_kind == "slice" else _HAND_BACK_TO_LEADERS
+        lines += _HAND_BACK[s.multicast_kind]
     else:
         lines += [
             "  auto hand_back = [&](u32 stage) {",
@@ -126,6 +126,23 @@ _HAND_BACK_TO_LEADERS = [
     "    if (tells) mbarrier_arrive_peer(peer_empty + 8 * stage);",
     "  };",
 ]
+
+_HAND_BACK_IN_TURN = [
+    "  // Thread i hands stages back to peer i: first the CTAs of its cluster column, then the others of its row. This CTA",
+    "  // gets all of them, a peer those that it is its turn to load.",
+    "  constexpr int PEERS = CLUSTER_M + CLUSTER_N - 1;",
+    "  const int other = thread - CLUSTER_M + (thread - CLUSTER_M >= cluster_column);",
+    "  const u32 peer = thread < CLUSTER_M ? thread + cluster_column * CLUSTER_M : cluster_row + other * CLUSTER_M;",
+    "  const u32 peer_empty = peer_address(empty, thread < PEERS ? peer : rank);",
+    "  u32 turns = thread < CLUSTER_M ? CLUSTER_M - 1 : CLUSTER_N - 1;  // as a mask",
+    "  u32 turn = thread < CLUSTER_M ? thread : thread < PEERS ? other : ~0u;",
+    "  if (thread == cluster_row) turns = turn = 0;",
+    "  auto hand_back = [&](u32 stage) {",
+    "    if ((stage & turns) == turn) mbarrier_arrive_peer(peer_empty + 8 * stage);",
+    "  };",
+]
+
+_HAND_BACK = {"slice": _HAND_BACK_TO_PEERS, "leader": _HAND_BACK_TO_LEADERS, "rotate": _HAND_BACK_IN_TURN}
 
 
 def _main_loop(problem: Problem, s: Schedule, rows: OperandTile, columns: OperandTile) -> list[str]:

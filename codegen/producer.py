@@ -137,7 +137,8 @@ def corner_of(problem: Problem, name: str) -> str:
 
 
 def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) -> list[str]:
-    """A lambda that fills one operand of a stage; a shared tile is loaded in slices or by the first that shares it."""
+    """A lambda that fills one operand of a stage; a shared tile is loaded in slices, in turn, or by the first that shares
+    it."""
     upper = name.upper()
     number, mask = {
         "a": ("cluster_column", f"{_row_mask(s)}u << cluster_row"),
@@ -162,6 +163,9 @@ def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) ->
         lines.append(f"      constexpr int {upper}_SLICE = {upper}_ROWS / {parts};  // each peer loads one for all")
         target += f" + {number} * {upper}_SLICE * 128"
         along += f" + {number} * {upper}_SLICE"
+    elif tile.sharers > 1 and s.multicast_kind == "rotate":
+        sharers = {"a": "CLUSTER_N", "b": "CLUSTER_M"}[name]
+        first = [f"        if (stage % {sharers} != {number}) return;  // those that share it take turns, each for all"]
     elif tile.sharers > 1:
         first = [f"        if ({number} > 0) return;  // the first of those that share it loads it for all"]
     if tile.sharers > 1:

@@ -269,15 +269,16 @@ struct Ring {
 };"""
 
 
-def _empty_arrivals(s: Schedule) -> str:
-    """`empty_arrivals` as a CUDA expression: with leaders it depends on the place in the cluster."""
+def _empty_arrivals(s: Schedule, stage: str) -> str:
+    """`empty_arrivals` as a CUDA expression: where one CTA loads for others it depends on the place in the cluster."""
     if s.multicast_kind == "slice":
         return f" {empty_arrivals(s)}"
+    rotate = s.multicast_kind == "rotate"
     terms = ["1"]
     if s.cluster_n > 1:
-        terms.append("(cluster_column == 0 ? CLUSTER_N - 1 : 0)")
+        terms.append(f"(cluster_column == {f'{stage} % CLUSTER_N' if rotate else 0} ? CLUSTER_N - 1 : 0)")
     if s.cluster_m > 1:
-        terms.append("(cluster_row == 0 ? CLUSTER_M - 1 : 0)")
+        terms.append(f"(cluster_row == {f'{stage} % CLUSTER_M' if rotate else 0} ? CLUSTER_M - 1 : 0)")
     readers = stage_readers(s)
     count = " + ".join(terms)
     return "\n" + 20 * " " + (count if readers == 1 else f"{readers} * ({count})")
@@ -292,7 +293,7 @@ def _barriers(problem: Problem, s: Schedule) -> list[str]:
             f"mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(problem, s)});",
         ]
     full = copying.full_arrivals(problem, s)
-    rings = [("STAGES", ("full", f" {full}"), ("empty", _empty_arrivals(s)))]
+    rings = [("STAGES", ("full", f" {full}"), ("empty", _empty_arrivals(s, "i")))]
     if s.residual_buffers:
         landed = "smem + SMEM_LANDED"
         rings.append(("RESIDUALS * CONSUMERS", (landed, " 1"), (f"{landed} + 8 * RESIDUALS * CONSUMERS", " 4")))
@@ -306,7 +307,7 @@ def _barriers(problem: Problem, s: Schedule) -> list[str]:
     lines = [
         "if (threadIdx.x < STAGES) {",
         f"  mbarrier_init(full + 8 * threadIdx.x, {full});",
-        f"  mbarrier_init(empty + 8 * threadIdx.x,{_empty_arrivals(s)});",
+        f"  mbarrier_init(empty + 8 * threadIdx.x,{_empty_arrivals(s, 'threadIdx.x')});",
         "}",
     ]
     if exchange:

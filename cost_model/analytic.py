@@ -240,7 +240,8 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     b_bytes = min(s.tile_n, columns) * s.tile_k * element
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
     first, second = ("b", "a") if s.swap_ab else ("a", "b")
-    asked = a_bytes / s.cluster_n * _row_cost(problem, first, c) + b_bytes / s.cluster_m * _row_cost(problem, second, c)
+    a_cost, b_cost = _row_cost(problem, first, c), _row_cost(problem, second, c)
+    asked = a_bytes / s.cluster_n * a_cost + b_bytes / s.cluster_m * b_cost
     block = _tensor_cycles(s, device, element, c)
     if odd_columns(problem, s):
         block *= c.odd_columns
@@ -248,7 +249,9 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     epilogue = _epilogue_cycles(problem, s, c)
     outside = _rows_outside(problem, s, rows, columns) * s.tile_k * element / SWIZZLE_BYTES
     outside_ns = sharing * outside * c.outside_ns
-    intake_ns = sharing * asked / c.intake_bytes_per_ns
+    # The SM of a leader asks for whole tiles, and the others wait for it.
+    most = a_bytes * a_cost + b_bytes * b_cost if s.multicast_kind == "leader" else asked
+    intake_ns = sharing * most / c.intake_bytes_per_ns
     l2_ns = running * asked / c.l2_bytes_per_ns
 
     traffic = dram_traffic(problem, s, grid, resident, device, c)

@@ -75,6 +75,7 @@ FEATURES = (
     "element_bytes",
     "odd_columns",
     "interleave_k",
+    "rotate",
 )
 """The names, in the order of `features`."""
 
@@ -152,5 +153,6 @@ def features(problem: Problem, s: Schedule, device: Device, terms: Terms, floor:
         DTYPE_BYTES[problem.dtype],
         odd_columns(problem, s),
         s.interleave_k,
+        s.multicast_kind == "rotate",
     )
     return array("f", values).tolist()

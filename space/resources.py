@@ -287,15 +287,17 @@ def _fused_overhead(problem: Problem) -> int:
     return MATRIX_OVERHEAD if fused.residual or fused.aux else 0
 
 
-def empty_arrivals(schedule: Schedule, cluster_row: int = 0, cluster_column: int = 0) -> int:
-    """Arrivals that hand a stage back to the producer of the CTA at that place in its cluster.
+def empty_arrivals(schedule: Schedule, cluster_row: int = 0, cluster_column: int = 0, stage: int = 0) -> int:
+    """Arrivals that hand `stage` back to the producer of the CTA at that place in its cluster.
 
     One for each consumer warpgroup that reads the stage, in every CTA that the producer multicasts to, itself
-    counted once: the CTAs of its cluster row and column, with a `leader` only of the row or column that it is first of.
+    counted once: the CTAs of its cluster row and column, with a `leader` only of the row or column that it is first of,
+    with `rotate` only of those for which it is its turn to load the stage.
     """
     slices = schedule.multicast_kind == "slice"
-    in_row = schedule.cluster_n - 1 if slices or cluster_column == 0 else 0
-    in_column = schedule.cluster_m - 1 if slices or cluster_row == 0 else 0
+    turn = stage if schedule.multicast_kind == "rotate" else 0
+    in_row = schedule.cluster_n - 1 if slices or cluster_column == turn % schedule.cluster_n else 0
+    in_column = schedule.cluster_m - 1 if slices or cluster_row == turn % schedule.cluster_m else 0
     return stage_readers(schedule) * (1 + in_row + in_column)
 
 

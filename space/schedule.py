@@ -87,8 +87,8 @@ class Schedule:
     warpgroup; 0 has the consumers read it from device memory."""
 
     multicast_kind: str = "slice"
-    """Who loads an operand tile that CTAs of a cluster share. `slice`: each of them a slice, for all; `leader`: the
-    first of them the whole tile."""
+    """Who loads an operand tile that CTAs of a cluster share. `slice`: each of them a slice, for all; `rotate`: the
+    whole tile, in turn from stage to stage; `leader`: the first of them always the whole tile."""
 
     clip_boxes: bool = False
     """Rows of a tile that no row of the matrix falls into are not loaded, rather than filled with zeros."""
@@ -333,7 +333,7 @@ _SELDOM = (
     r"pdl-(?P<dependent_launch>wait|weights)",
     r"l2-(?P<l2_promotion>\d{1,9})",
     r"res(?P<residual_buffers>\d{1,9})",
-    r"(?P<multicast_kind>leader)",
+    r"(?P<multicast_kind>rotate|leader)",
     r"(?P<clip>clip)",
     r"(?P<straight>straight)",
     r"(?P<turn>turn)",

@@ -36,8 +36,8 @@ class Pipeline:
     tiles: int = 1
     cluster_m: int = 1
     cluster_n: int = 1
-    leader: bool = False
-    """The first CTA that shares an operand tile loads it for all; otherwise each a slice."""
+    kind: str = "slice"
+    """Of multicast: who loads an operand tile that CTAs share."""
     pieces: int = 0
     """Pieces in which a consumer stores its part of a tile by TMA; 0 for direct stores."""
     chunks: int = 1
@@ -64,8 +64,8 @@ class Pipeline:
         """The tiles of a consumer: every other one in ping-pong."""
         return range(me, self.tiles, 2) if self.arrangement == PINGPONG else range(self.tiles)
 
-    def arrivals(self, cta: int) -> int:
-        """Arrivals that complete an empty barrier of a CTA, as the product computes them."""
+    def arrivals(self, cta: int, stage: int) -> int:
+        """Arrivals that complete the empty barrier of a stage of a CTA, as the product computes them."""
         schedule = Schedule(
             self.arrangement,
             self.consumers,
@@ -75,14 +75,14 @@ class Pipeline:
             stages=self.stages,
             cluster_m=self.cluster_m,
             cluster_n=self.cluster_n,
-            multicast_kind="leader" if self.leader else "slice",
+            multicast_kind=self.kind,
         )
         extra = {
             "one arrival too few": -1,
             "one arrival too many": 1,
             "both consumers of ping-pong counted": self.consumers - 1,
         }.get(self.bug, 0)
-        return empty_arrivals(schedule, cta % self.cluster_m, cta // self.cluster_m) + extra
+        return empty_arrivals(schedule, cta % self.cluster_m, cta // self.cluster_m, stage) + extra
 
     def row(self, cta: int) -> list[int]:
         """CTAs that share operand A with `cta`: rank = row + column * cluster_m."""
@@ -92,25 +92,35 @@ class Pipeline:
         """CTAs that share operand B with `cta`."""
         return [row + cta // self.cluster_m * self.cluster_m for row in range(self.cluster_m)]
 
-    def loaders(self, cta: int) -> list[int]:
-        """CTAs whose loads reach `cta`, itself included: those that a consumer hands a stage back to."""
-        if self.leader:
-            return sorted({cta, self.row(cta)[0], self.column(cta)[0]})
-        return sorted({*self.row(cta), *self.column(cta)})
+    def turn(self, stage: int) -> int:
+        """By which it is decided who of those that share it loads a stage for all."""
+        return stage if self.kind == "rotate" else 0
+
+    def loaders(self, cta: int, stage: int) -> list[int]:
+        """CTAs whose loads reach a stage of `cta`, itself included: those that a consumer hands it back to."""
+        if self.kind == "slice":
+            return sorted({*self.row(cta), *self.column(cta)})
+        turn = self.turn(stage)
+        return sorted({cta, self.row(cta)[turn % self.cluster_n], self.column(cta)[turn % self.cluster_m]})
 
     @property
     def boxes(self) -> int:
-        """TMA boxes that fill a stage of one CTA: a slice of A from each CTA of its row, of B from its column; with
-        a leader both as a whole."""
-        return 2 if self.leader else self.cluster_m + self.cluster_n
+        """TMA boxes that fill a stage of one CTA: a slice of A from each CTA of its row, of B from its column, or both
+        as a whole."""
+        return self.cluster_m + self.cluster_n if self.kind == "slice" else 2
 
-    def loads(self, cta: int) -> Iterator[tuple[int, int]]:
+    def loads(self, cta: int, stage: int) -> Iterator[tuple[int, int]]:
         """The (target, box) of everything that one fill of a stage by `cta` sends."""
         column, row = cta // self.cluster_m, cta % self.cluster_m
-        if not self.leader or column == 0:
-            yield from ((target, 0 if self.leader else column) for target in self.row(cta))
-        if not self.leader or row == 0:
-            yield from ((target, 1 if self.leader else self.cluster_n + row) for target in self.column(cta))
+        if self.kind == "slice":
+            yield from ((target, column) for target in self.row(cta))
+            yield from ((target, self.cluster_n + row) for target in self.column(cta))
+            return
+        turn = self.turn(stage)
+        if column == turn % self.cluster_n:
+            yield from ((target, 0) for target in self.row(cta))
+        if row == turn % self.cluster_m:
+            yield from ((target, 1) for target in self.column(cta))
 
 
 BUGS = (
@@ -297,7 +307,7 @@ def _epilogue(p: Pipeline, cta: int, me: int, tile: int, residual: _Ring) -> Ite
 
 
 def _release(p: Pipeline, cta: int, stage: int) -> Operation:
-    return ("release", stage, *([cta] if p.bug == "peers not told" else p.loaders(cta)))
+    return ("release", stage, *([cta] if p.bug == "peers not told" else p.loaders(cta, stage)))
 
 
 def _enter(p: Pipeline, cta: int, waits: bool = True) -> Iterator[Operation]:
@@ -421,7 +431,7 @@ class Machine:
             self._check_alive(operands[0], "an arrival" if kind == "told" else "a TMA box")
             if kind == "told":
                 target, stage, _ = operands
-                self._arrive(self.empty, self._slot(target, stage), self.p.arrivals(target), arrivals=1)
+                self._arrive(self.empty, self._slot(target, stage), self.p.arrivals(target, stage), arrivals=1)
             elif kind == "land":
                 self._land(*operands)
             else:
@@ -495,7 +505,7 @@ class Machine:
                 stage, *targets = operands
                 for target in targets:
                     if target == cta:
-                        self._arrive(self.empty, self._slot(target, stage), self.p.arrivals(target), arrivals=1)
+                        self._arrive(self.empty, self._slot(target, stage), self.p.arrivals(target, stage), arrivals=1)
                     else:
                         self.flying |= {("told", target, stage, actor)}
             case "epilogue" if self.reads[actor]:
@@ -522,7 +532,7 @@ class Machine:
     def _init(self, cta: int) -> None:
         for stage in range(self.p.stages):
             self.full[self._slot(cta, stage)] = (0, 1, 0)
-            self.empty[self._slot(cta, stage)] = (0, self.p.arrivals(cta), 0)
+            self.empty[self._slot(cta, stage)] = (0, self.p.arrivals(cta, stage), 0)
         for me in range(self.p.consumers):
             for slot in range(self.p.residuals):
                 self.landed[self._chunk(cta, me, slot)] = self.free[self._chunk(cta, me, slot)] = (0, 1, 0)
@@ -531,7 +541,7 @@ class Machine:
         expected = self.p.boxes - (self.p.bug == "bytes of one operand expected")
         self._arrive(self.full, self._slot(cta, stage), 1, arrivals=1, boxes=expected)
         for copy in range(1 + (self.p.bug == "loads issued by two threads")):
-            self.flying |= {("land", target, stage, block, box, copy) for target, box in self.p.loads(cta)}
+            self.flying |= {("land", target, stage, block, box, copy) for target, box in self.p.loads(cta, stage)}
 
     def _land(self, cta: int, stage: int, block: int, box: int, copy: int) -> None:
         del copy

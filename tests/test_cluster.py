@@ -22,8 +22,9 @@ ARRANGEMENTS = ((COOPERATIVE, 1), (COOPERATIVE, 2), (PINGPONG, 2))
 HEAD = """
 typedef unsigned int u32;
 static bool* told;
+static u32 first;
 static u32 peer_address(u32, u32 rank) { return rank; }
-static void mbarrier_arrive_peer(u32 barrier) { told[barrier] = true; }
+static void mbarrier_arrive_peer(u32 barrier) { told[barrier - first] = true; }
 """
 
 
@@ -51,9 +52,9 @@ def excerpt(name: str, s: Schedule) -> str:
         return match[1] if match else ""
 
     loads = {x: find(rf"auto load_{x} = .*?\{{\n(.*?) *#pragma").replace("return", f"{x} = 0") for x in "ab"}
-    arrivals = find(r"mbarrier_init\(empty \+ 8 \* threadIdx.x,(.*?)\);")
+    arrivals = find(r"mbarrier_init\(empty \+ 8 \* threadIdx.x,(.*?)\);").replace("threadIdx.x", "stage")
     return f"""
-extern "C" void {name}(u32 rank, int* arrivals, bool* released, u32* mask_a, u32* mask_b) {{
+extern "C" void {name}(u32 rank, u32 stage, int* arrivals, bool* released, u32* mask_a, u32* mask_b) {{
   constexpr int CLUSTER_M = {s.cluster_m}, CLUSTER_N = {s.cluster_n};
   constexpr u32 empty = 0;
   {find(r"(const int cluster_row = .*?;)")}
@@ -62,10 +63,10 @@ extern "C" void {name}(u32 rank, int* arrivals, bool* released, u32* mask_a, u32
   {{ {find(r"const u32 (a_peers = .*?;)")} {find(r"const u32 (b_peers = .*?;)")} {loads["a"]} {loads["b"]} }}
   *mask_a = a * a_peers;
   *mask_b = b * b_peers;
-  told = released;
+  told = released, first = 8 * stage;
   for (int thread = 0; thread < 128; ++thread) {{
 {find(r"(  // Thread (?:i|0) hands stages back.*?  };)")}
-    hand_back(0);
+    hand_back(stage);
   }}
 }}"""
 
@@ -86,24 +87,25 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def test_kernel_shares_loads_as_the_model_does(compiled: ctypes.CDLL, name: str) -> None:
     s = CASES[name]
     assert violations(PROBLEM, s, H200) == []
-    leader = s.multicast_kind == "leader"
-    p = Pipeline(s.arrangement, s.consumers, cluster_m=s.cluster_m, cluster_n=s.cluster_n, leader=leader)
-    received: dict[int, list[tuple[int, str]]] = {cta: [] for cta in p.ctas}
-    for cta in p.ctas:
-        arrivals, released = ctypes.c_int(), (ctypes.c_bool * 16)()
-        masks = ctypes.c_uint32(), ctypes.c_uint32()
-        getattr(compiled, name)(cta, ctypes.byref(arrivals), released, *map(ctypes.byref, masks))
-        assert arrivals.value == p.arrivals(cta)
-        assert [peer for peer in range(16) if released[peer]] == p.loaders(cta)
-        for operand, mask in zip("ab", masks, strict=True):
-            for target in (target for target in range(16) if mask.value >> target & 1):
-                received[target].append((cta, operand))
-        loads = list(p.loads(cta))
-        assert sorted(t for t, box in loads if box < (1 if leader else s.cluster_n)) == bits(masks[0].value)
-        assert sorted(t for t, box in loads if box >= (1 if leader else s.cluster_n)) == bits(masks[1].value)
-    for cta, found in received.items():
-        assert {source for source, _ in found} <= set(p.loaders(cta)), "who loads for a CTA hears from it"
-        assert len(found) == p.boxes
+    p = Pipeline(s.arrangement, s.consumers, cluster_m=s.cluster_m, cluster_n=s.cluster_n, kind=s.multicast_kind)
+    a_boxes = s.cluster_n if s.multicast_kind == "slice" else 1
+    for stage in range(s.stages):
+        received: dict[int, list[tuple[int, str]]] = {cta: [] for cta in p.ctas}
+        for cta in p.ctas:
+            arrivals, released = ctypes.c_int(), (ctypes.c_bool * 16)()
+            masks = ctypes.c_uint32(), ctypes.c_uint32()
+            getattr(compiled, name)(cta, stage, ctypes.byref(arrivals), released, *map(ctypes.byref, masks))
+            assert arrivals.value == p.arrivals(cta, stage)
+            assert [peer for peer in range(16) if released[peer]] == p.loaders(cta, stage)
+            for operand, mask in zip("ab", masks, strict=True):
+                for target in (target for target in range(16) if mask.value >> target & 1):
+                    received[target].append((cta, operand))
+            loads = list(p.loads(cta, stage))
+            assert sorted(t for t, box in loads if box < a_boxes) == bits(masks[0].value)
+            assert sorted(t for t, box in loads if box >= a_boxes) == bits(masks[1].value)
+        for cta, found in received.items():
+            assert {source for source, _ in found} <= set(p.loaders(cta, stage)), "who loads for a CTA hears from it"
+            assert len(found) == p.boxes
 
 
 def bits(mask: int) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from pipeline import BUGS, Hazard, Machine, Pipeline, explore, hazards, random_walk
 from tileseek.codegen.copying import lag
 from tileseek.space import COOPERATIVE, PINGPONG, Schedule
-from tileseek.space.rules import CLUSTERS
+from tileseek.space.rules import CLUSTERS, MULTICAST_KINDS
 
 ARRANGEMENTS = ((COOPERATIVE, 1), (COOPERATIVE, 2), (COOPERATIVE, 3), (PINGPONG, 2))
 SHARED = [cluster for cluster in CLUSTERS if cluster != (1, 1)]
@@ -24,12 +24,12 @@ def test_random_orders(arrangement: str, consumers: int, in_flight: int) -> None
             random_walk(p, seed)
 
 
-@pytest.mark.parametrize("leader", (False, True), ids=("slice", "leader"))
+@pytest.mark.parametrize("kind", MULTICAST_KINDS)
 @pytest.mark.parametrize("cluster", SHARED, ids=str)
-def test_random_orders_in_clusters(cluster: tuple[int, int], leader: bool) -> None:
+def test_random_orders_in_clusters(cluster: tuple[int, int], kind: str) -> None:
     for (arrangement, consumers), in_flight in itertools.product(ARRANGEMENTS, (0, 1)):
         for seed, (stages, k_blocks, tiles) in enumerate(((2, 1, 3), (2, 5, 2), (3, 2, 3))):
-            random_walk(Pipeline(arrangement, consumers, stages, in_flight, k_blocks, tiles, *cluster, leader), seed)
+            random_walk(Pipeline(arrangement, consumers, stages, in_flight, k_blocks, tiles, *cluster, kind), seed)
 
 
 @pytest.mark.parametrize("in_flight", (0, 1))
@@ -47,7 +47,7 @@ def test_random_orders_of_the_epilogue(arrangement: str, consumers: int) -> None
         p = Pipeline(arrangement, consumers, 2, 1, 2, 3, pieces=pieces, chunks=chunks, residuals=residuals)
         for seed in range(2):
             random_walk(p, seed)
-    random_walk(replace(p, cluster_m=2, cluster_n=2, leader=True), 0)
+    random_walk(replace(p, cluster_m=2, cluster_n=2, kind="leader"), 0)
 
 
 @pytest.mark.parametrize("in_flight", (0, 1))
@@ -58,9 +58,9 @@ def test_every_order_of_small_pipelines(arrangement: str, consumers: int, in_fli
         assert states > 30
 
 
-@pytest.mark.parametrize("leader", (False, True), ids=("slice", "leader"))
-def test_every_order_of_a_small_cluster(leader: bool) -> None:
-    assert explore(Pipeline(COOPERATIVE, 1, 2, 1, 3, 1, cluster_m=2, leader=leader), limit=50_000) > 5_000
+@pytest.mark.parametrize("kind", MULTICAST_KINDS)
+def test_every_order_of_a_small_cluster(kind: str) -> None:
+    assert explore(Pipeline(COOPERATIVE, 1, 2, 1, 3, 1, cluster_m=2, kind=kind), limit=50_000) > 5_000
 
 
 @pytest.mark.parametrize(("arrangement", "consumers"), ARRANGEMENTS)
@@ -97,7 +97,8 @@ DRAINING = Pipeline(COOPERATIVE, 2, 2, 0, k_blocks=5, tiles=2)
 PING = Pipeline(PINGPONG, 2, 3, 1, k_blocks=7, tiles=4)
 ODD_PING = replace(PING, tiles=3)
 CLUSTER = Pipeline(COOPERATIVE, 2, 2, 1, k_blocks=3, tiles=3, cluster_m=2, cluster_n=2)
-LEADER = replace(CLUSTER, leader=True)
+LEADER = replace(CLUSTER, kind="leader")
+ROTATE = replace(CLUSTER, kind="rotate")
 SHARES = Pipeline(COOPERATIVE, 2, 3, 1, k_blocks=(4, 1, 6), tiles=3)
 STORES = Pipeline(COOPERATIVE, 2, 3, 1, k_blocks=1, tiles=3, pieces=4, chunks=2)
 RESIDUAL = replace(STORES, residuals=2)
@@ -114,11 +115,11 @@ SHOWS_IN: dict[str, list[Pipeline]] = {
     "epilogue synchronises all consumers": [ODD_PING],
     "no wait before the epilogue": [COOP, PING, CLUSTER],
     "last stage not released": [COOP, PING, CLUSTER],
-    "peers not told": [CLUSTER, LEADER, replace(CLUSTER, in_flight=0), replace(PING, cluster_m=2)],
-    "no cluster barrier before the first load": [CLUSTER, LEADER],
+    "peers not told": [CLUSTER, LEADER, ROTATE, replace(CLUSTER, in_flight=0), replace(PING, cluster_m=2)],
+    "no cluster barrier before the first load": [CLUSTER, LEADER, ROTATE],
     "cluster left early": [CLUSTER, replace(CLUSTER, in_flight=0), replace(PING, cluster_m=2)],
-    "cluster left at a barrier": [CLUSTER, LEADER, replace(PING, cluster_m=2)],
-    "CTA at the edge skips its tile": [CLUSTER, LEADER, replace(PING, cluster_n=2)],
+    "cluster left at a barrier": [CLUSTER, LEADER, ROTATE, replace(PING, cluster_m=2)],
+    "CTA at the edge skips its tile": [CLUSTER, LEADER, ROTATE, replace(PING, cluster_n=2)],
     "chunk written without a wait": [STORES, RESIDUAL],
     "wait for one store too few": [STORES, RESIDUAL],
     "left with stores in flight": [STORES, RESIDUAL],
@@ -129,7 +130,7 @@ SHOWS_IN: dict[str, list[Pipeline]] = {
 
 
 def where(bug: str) -> list[Pipeline]:
-    return SHOWS_IN.get(bug, [COOP, PING, CLUSTER, LEADER, DRAINING])
+    return SHOWS_IN.get(bug, [COOP, PING, CLUSTER, LEADER, ROTATE, DRAINING])
 
 
 @pytest.mark.parametrize("bug", BUGS)
