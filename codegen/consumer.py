@@ -128,8 +128,8 @@ _HAND_BACK_TO_LEADERS = [
 ]
 
 _HAND_BACK_IN_TURN = [
-    "  // Thread i hands stages back to peer i: first the CTAs of its cluster column, then the others of its row. This CTA",
-    "  // gets all of them, a peer those that it is its turn to load.",
+    "  // Thread i hands stages back to peer i: first the CTAs of its cluster column, then the others of its row.",
+    "  // This CTA gets all of them, a peer those that it is its turn to load.",
     "  constexpr int PEERS = CLUSTER_M + CLUSTER_N - 1;",
     "  const int other = thread - CLUSTER_M + (thread - CLUSTER_M >= cluster_column);",
     "  const u32 peer = thread < CLUSTER_M ? thread + cluster_column * CLUSTER_M : cluster_row + other * CLUSTER_M;",

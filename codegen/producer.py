@@ -137,8 +137,8 @@ def corner_of(problem: Problem, name: str) -> str:
 
 
 def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) -> list[str]:
-    """A lambda that fills one operand of a stage; a shared tile is loaded in slices, in turn, or by the first that shares
-    it."""
+    """A lambda that fills one operand of a stage; a shared tile is loaded in slices, whole in turn, or whole by the
+    first that shares it."""
     upper = name.upper()
     number, mask = {
         "a": ("cluster_column", f"{_row_mask(s)}u << cluster_row"),
