@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -19,11 +20,13 @@ def report(
     table: Table,
     asked: Sequence[NamedProblem] = (),
     noise: Noise | None = None,
-    known: Sequence[NamedProblem] = (),
+    suites: Mapping[str, Sequence[NamedProblem]] | None = None,
 ) -> str:
     """The report on a table, the journals it was made from, and what the device resolves, where that was measured.
-    Problems go by their names in `asked`, whose absence it tells, or in `known`, if any."""
-    names = {named.problem: named.name for named in (*known, *asked)}
+    Problems go by their names in `asked`, whose absence it tells, or in the first of `suites` that has them, if any."""
+    suites = suites or {}
+    listed = [named for name in reversed(list(suites)) for named in suites[name]]
+    names = {named.problem: named.name for named in (*listed, *asked)}
     parts = [
         f"# Matmul schedules for {table.device.name}",
         f"Generator {table.generator}, compiler {table.compiler}, tuned for {table.objective}."
@@ -31,6 +34,7 @@ def report(
         "## Against cuBLAS",
         _winners(table.entries, names),
         _summary(table.entries),
+        *(["## By suite", by_suite(table, suites)] if suites else []),
         "## Coverage",
         _coverage(table, asked),
         "## Measured",
@@ -86,6 +90,40 @@ def _summary(entries: Sequence[Entry]) -> str:
         f" {len(entries) - len(finals)} measured by screening are listed only"
     )
     return "\n".join(lines)
+
+
+def by_suite(table: Table, suites: Mapping[str, Sequence[NamedProblem]]) -> str:
+    """What the finals of each suite come to, in the geometric mean: all, and by layout, type and number of rows."""
+    rows = []
+    for suite, problems in suites.items():
+        groups: dict[tuple[str, str, int], list[Entry]] = {}
+        for problem in dict.fromkeys(named.problem for named in problems):
+            entry = table.by_problem.get(problem)
+            if entry is not None and entry.final:
+                band = bisect_left(_BANDS, problem.m)
+                groups.setdefault((problem.layout, problem.dtype, band), []).append(entry)
+        rows.append([suite, "all", "", "", *_finals([entry for group in groups.values() for entry in group])])
+        if len(groups) > 1:
+            for (layout, dtype, band), entries in sorted(groups.items()):
+                rows.append([suite, layout, dtype, _band(band), *_finals(entries)])
+    header = ["suite", "layout", "type", "m", "finals", "vs cuBLAS", "vs best cuBLASLt", "lowest", "highest"]
+    return markdown_table(header, rows)
+
+
+def _finals(entries: Sequence[Entry]) -> list[str]:
+    """How many, their geometric means against cuBLAS and the best of cuBLASLt, and the extremes of the latter."""
+    best = [entry.vs_cublaslt_best for entry in entries if entry.vs_cublaslt_best is not None]
+    means = [geomean(entry.vs_cublas for entry in entries), geomean(best)]
+    return [str(len(entries)), *map(_ratio, (*means, min(best, default=None), max(best, default=None)))]
+
+
+_BANDS = (8, 32, 64, 128)
+"""Numbers of rows up to which problems of a suite are counted together."""
+
+
+def _band(band: int) -> str:
+    low = _BANDS[band - 1] + 1 if band else 1
+    return f"{low} to {_BANDS[band]}" if band < len(_BANDS) else f"from {low}"
 
 
 def _coverage(table: Table, asked: Sequence[NamedProblem]) -> str:

@@ -146,6 +146,13 @@ def test_report() -> None:
     assert f"Not in the table, of 2 asked for: {absent.name}." in text
     assert "- audit: 1\n- correct: 4\n" in text
     assert "skipped as unreadable: 7" in text
+    assert "By suite" not in text
+    suites = {"some": [NamedProblem("mine", P), NamedProblem("small", Problem(64, 64, 64)), absent], "none": [absent]}
+    text = report(JOURNAL, table, suites=suites)
+    assert "| mine | 100.00 |" in text
+    assert "| some | all |  |  | 2 | 1.000 | 0.857 | 0.700 | 1.050 |" in text
+    assert "| some | nt | bf16 | 33 to 64 | 1 | 0.800 | 0.700 | 0.700 | 0.700 |" in text
+    assert "| none | all |  |  | 0 | - | - | - | - |" in text
 
 
 def test_long_lists_of_names_are_cut() -> None:

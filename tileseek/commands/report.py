@@ -13,7 +13,7 @@ from ..heuristics.report import report
 from ..heuristics.table import build_table
 from ..problems import suite, suite_names
 from ..results import journal_path
-from ..space import FOR_TIME, H200, NamedProblem, Problem, find_device
+from ..space import FOR_TIME, H200, find_device
 from .inputs import Objective, check_objective, journal_files
 from .output import write_text
 
@@ -33,14 +33,5 @@ def command(
     contents = read_journal(files)
     noise = load_noise(where)
     table = build_table(contents, where, objective=check_objective(objective), noise=noise)
-    write_text(out, report(contents, table, noise=noise, known=known_problems()))
-
-
-def known_problems() -> list[NamedProblem]:
-    """Every problem of the bundled suites, the headline's names first."""
     names = sorted(suite_names(), key=lambda name: (name != "headline", name))
-    found: dict[Problem, NamedProblem] = {}
-    for name in names:
-        for named in suite(name):
-            found.setdefault(named.problem, named)
-    return list(found.values())
+    write_text(out, report(contents, table, noise=noise, suites={name: suite(name) for name in names}))
