@@ -15,7 +15,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..space import (
@@ -48,6 +48,9 @@ PER_TILE = 3
 STRUCTURE_HANDICAP = 0.01
 TILE_HANDICAP = 0.02
 """Part of its time that a schedule is put back for each better one of its structure, and of its tile."""
+
+_NARROW = 16
+"""Widest tile that is tried also where a narrower one would cover the output."""
 
 _CLUSTER = 16
 """Largest cluster that a share of K is spread over."""
@@ -155,11 +158,13 @@ def _best_tiles(problem: Problem, device: Device, count: int) -> list[Schedule]:
     reasons = list(unsupported(problem, device))
     if reasons:
         raise BadInput("; ".join(reasons))
+    tiles = _tiles(problem.resized(_SIZE, _SIZE, _SIZE), device)
+    widths = sorted({tile.tile_n for tile in tiles})
     candidates = (
         s
-        for tile in _tiles(problem.resized(_SIZE, _SIZE, _SIZE), device)
+        for tile in tiles
         for swap in (False, True)
-        if not _beyond(tile, problem, swap) and not (swap and _keeps_rows(tile, problem))
+        if not _beyond(tile, problem, swap, widths) and not (swap and _keeps_rows(tile, problem))
         for s in _structures(vary(tile, swap_ab=swap, clip_boxes=_outside(tile, problem, swap)), problem, device)
     )
     everything: Iterable[Schedule] = itertools.chain(candidates, _streamed(problem, device))
@@ -204,10 +209,12 @@ def _streamed(problem: Problem, device: Device) -> Iterator[Schedule]:
             yield vary(tile, split_k=split, reduction="slots" if split > 1 else "cluster")
 
 
-def _beyond(tile: Schedule, problem: Problem, swap: bool) -> bool:
-    """Whether a smaller tile would cover the output as well: whole wgmma blocks lie outside."""
+def _beyond(tile: Schedule, problem: Problem, swap: bool, widths: Sequence[int]) -> bool:
+    """Whether a smaller tile would cover the output as well; `widths` are those that tiles of its kind come in,
+    narrowest first. The narrowest are all tried."""
     rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
-    return tile.tile_m - 64 >= rows or (tile.tile_n - 8 >= columns and tile.tile_n > 16)
+    covering = next((width for width in widths if width >= columns), widths[-1])
+    return tile.tile_m - 64 >= rows or tile.tile_n > max(covering, _NARROW)
 
 
 def _outside(tile: Schedule, problem: Problem, swap: bool) -> bool:

@@ -170,6 +170,26 @@ def test_draft_refuses_what_no_kernel_can_run() -> None:
         draft(Problem(16, 64, 100, "fp8"), H200, 4)
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(3, 64, 64, epilogue="silu+gated", layout="nn"),
+        Problem(64, 16, 64, epilogue="gelu+gated+residual", layout="tn"),
+        Problem(64, 16, 64, "fp8", epilogue="scale_m+scale_n+silu+gated"),
+        Problem(1, 1, 1),
+        Problem(5, 16, 16, "fp8", out_dtype="fp8", accumulate="promoted"),
+        Problem(2, 3, 5, "fp16", batch=7, layout="tt"),
+    ],
+    ids=lambda p: p.key,
+)
+def test_draft_of_outputs_narrower_than_any_tile(problem: Problem) -> None:
+    """Kinds differ in the narrowest tile that they have: 128 columns where gated pairs lie along the rows of B."""
+    best = analytic_best(problem, H200)
+    found = draft(problem, H200, 8)
+    assert found
+    assert not [s.name for s in (best, *found) if violations(problem, s, H200)]
+
+
 def test_draft_of_rows_that_tma_does_not_take() -> None:
     for problem in (Problem(500, 501, 503), Problem(16, 50257, 768), Problem(300, 200, 100, batch=3, layout="tn")):
         found = draft(problem, H200, 8)
