@@ -26,6 +26,7 @@ from ..space import (
     Device,
     Problem,
     Schedule,
+    domain,
     enumerate_schedules,
     nearest,
     shared_memory,
@@ -185,8 +186,9 @@ def _mirrored(s: Schedule, times: Mapping[Schedule, float]) -> float:
 def _in_clusters(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
     """`s` with CTAs that share loads, where they walk over whole tiles or meet in device memory; as many to a tile as
     are still at work together."""
-    alone = s.load != "tma" or s.split_cluster or s.dealt or s.stream_k or not (s.persistent or s.split_k > 1)
-    for m, n in () if alone else _CLUSTERS:
+    if s.arrangement == GEMV or s.load != "tma" or s.stream_k or s.dealt or not (s.persistent or s.workspace):
+        return
+    for m, n in _CLUSTERS:
         gathered = vary(s, cluster_m=m, cluster_n=n)
         if s.split_k > 1:
             most = clusters_at_once(m * n, device) // tile_grid(problem, gathered).clusters
@@ -204,7 +206,8 @@ def _streamed(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Every tile of a `gemv`, with K whole and shared by as many CTAs as fill the device once or twice."""
     for tile in gemv_tiles(problem, device):
         grid = tile_grid(problem, tile)
-        full = [k for k in SPLIT_K if 1 < k <= grid.k_blocks and k * grid.ctas <= 2 * device.sm_count]
+        shares = domain("split_k", tile, problem, device)
+        full = [k for k in shares if k > 1 and k * grid.ctas <= 2 * device.sm_count]
         for split in (1, *full[-1:]):
             yield vary(tile, split_k=split, reduction="slots" if split > 1 else "cluster")
 

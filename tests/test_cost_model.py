@@ -13,12 +13,12 @@ from synthetic import PROBLEMS, journal, measure, true_us
 from tileseek.cost_model.analytic import H200_CONSTANTS, analyse, estimate_us, fit, floor_us
 from tileseek.cost_model.calibration import calibrate
 from tileseek.cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, costs, yardstick
-from tileseek.cost_model.draft import PER_TILE, analytic_best, draft, tile_of
+from tileseek.cost_model.draft import PER_TILE, _best_tiles, analytic_best, draft, tile_of
 from tileseek.cost_model.predictor import Predictor
 from tileseek.cost_model.ranker import family, train
 from tileseek.cost_model.regret import analytic_regret, evaluate, held_out_regret, split_families
 from tileseek.heuristics.journal import JournalContents, measure_from_json
-from tileseek.space import H200, BadInput, Problem, Schedule, violations
+from tileseek.space import GEMV, H200, BadInput, Problem, Schedule, violations
 
 COOP = Schedule.parse("coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2")
 PINGPONG = Schedule.parse("pp2_128x192x64_s5_w1_c1x1_pall_rm8_reg24-240_tma64x1")
@@ -188,6 +188,17 @@ def test_draft_of_outputs_narrower_than_any_tile(problem: Problem) -> None:
     found = draft(problem, H200, 8)
     assert found
     assert not [s.name for s in (best, *found) if violations(problem, s, H200)]
+
+
+@pytest.mark.parametrize(
+    "problem", [Problem(8, 8, 1 << 20, "fp16", epilogue="alpha+bias_m+gelu_tanh"), Problem(4096, 8, 16384)]
+)
+def test_draft_of_vectors_holds_nothing_invalid(problem: Problem) -> None:
+    """Eight vectors leave few registers, which shares of K take from; CTAs that stream share no loads."""
+    tiles = [s for s in _best_tiles(problem, H200, 32) if s.arrangement == GEMV]
+    assert tiles
+    assert not [s.name for s in tiles if violations(problem, s, H200)]
+    assert not violations(problem, analytic_best(problem, H200), H200)
 
 
 def test_draft_of_rows_that_tma_does_not_take() -> None:
