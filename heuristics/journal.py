@@ -29,6 +29,7 @@ from typing import Any, Self
 
 from ..space import FOR_TIME, BadInput, Problem, Schedule
 from ..space.generations import same_kernel
+from ..space.rules import read_schedule
 
 JOURNAL_VERSION = 1
 """Lines with a larger `v` come from a newer tileseek and are skipped."""
@@ -205,7 +206,7 @@ def measure_from_json(obj: Mapping[str, Any]) -> Measure:
     """
     measure = Measure(
         problem=_problem(**obj["problem"]),
-        schedule=Schedule.from_json(obj["schedule"]),
+        schedule=read_schedule(obj["schedule"]),
         status=_word(obj["status"]),
         median_us=_positive(obj.get("median_us")),
         times_us=_times(obj.get("times_us")),
@@ -216,6 +217,8 @@ def measure_from_json(obj: Mapping[str, Any]) -> Measure:
         policy=_word(obj.get("policy", "")),
         raw=obj,
     )
+    for name in ("energy_mj", "ratio_energy", "clock_mhz", "power_w"):
+        _positive(obj.get(name))  # a number, where there is one
     if measure.status == "correct" and not (measure.median_us and all(map(_positive, measure.times_us))):
         raise ValueError("a correct measure has times, and they are positive")
     return measure

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..cost_model.costs import by_problem, costs
 from ..space import DTYPE_BYTES, FOR_TIME, OBJECTIVES, BadInput, Device, Problem, Schedule, find_device, violations
 from ..space.problem import MATRICES, TMA_ALIGNMENT
+from ..space.rules import read_schedule
 from .journal import JournalContents, Measure, of_today, policy_name
 from .noise import Noise
 from .selection import Selection, select_final
@@ -49,7 +50,7 @@ class Timed:
     @classmethod
     def from_json(cls, obj: Mapping[str, Any]) -> Timed:
         """The inverse of `to_json`."""
-        return cls(Schedule.from_json(obj["schedule"]), _time(obj["median_us"]), _ratio(obj["vs_cublas"]))
+        return cls(read_schedule(obj["schedule"]), _time(obj["median_us"]), _ratio(obj["vs_cublas"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class Entry:
         """
         return cls(
             problem=Problem.from_json(obj["problem"]),
-            schedule=Schedule.from_json(obj["schedule"]),
+            schedule=read_schedule(obj["schedule"]),
             median_us=_time(obj["median_us"]),
             noise=_finite(obj["noise"]),
             vs_cublas=_ratio(obj["vs_cublas"]),

@@ -162,10 +162,19 @@ def gemv_registers(problem: Problem, s: Schedule) -> int:
     return ring + across + sums + 2 * results + addresses + overhead
 
 
+def slice_problems(s: Schedule) -> Iterator[str]:
+    """Why the threads of a CTA cannot share a slice evenly."""
+    per_load = LOAD_ELEMENTS * s.threads
+    if s.tile_n * s.tile_k not in (per_load * loads for loads in LOADS):
+        yield (
+            f"slices of {s.tile_n} x {s.tile_k} weights for {s.threads} threads:"
+            f" valid are {', '.join(str(per_load * loads) for loads in LOADS)} weights"
+        )
+
+
 def tile_problems(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     """Why tile, stages and warpgroups do not go together."""
     tile = gemv_tile(problem, s)
-    per_load = LOAD_ELEMENTS * s.threads
     if tile.k_major and not WARP_ELEMENTS <= s.tile_k <= WARP_ELEMENTS * s.threads // 32:
         yield (
             f"tile_k {s.tile_k} of weights contiguous along k:"
@@ -173,11 +182,8 @@ def tile_problems(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         )
     elif not tile.k_major and not 64 <= s.tile_n <= WARP_ELEMENTS:
         yield f"tile_n {s.tile_n} of weights contiguous along it: valid are 64, 128, 256"
-    elif s.tile_n * s.tile_k % per_load or tile.loads not in LOADS:
-        yield (
-            f"slices of {s.tile_n} x {s.tile_k} weights for {s.threads} threads:"
-            f" valid are {', '.join(str(per_load * loads) for loads in LOADS)} weights"
-        )
+    elif uneven := list(slice_problems(s)):
+        yield from uneven
     elif (need := gemv_registers(problem, s)) > (
         most := min(MOST_REGISTERS, device.registers_per_sm // s.threads // 8 * 8)
     ):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from . import gemv
 from .device import Device
+from .errors import BadInput
 from .problem import DTYPE_BYTES, FAST, OUT_DTYPE_BYTES, PROMOTED, TMA_ALIGNMENT, Problem
 from .resources import (
     SWIZZLE_BYTES,
@@ -75,6 +78,20 @@ def violations(problem: Problem, schedule: Schedule, device: Device) -> list[str
     return reasons
 
 
+def read_schedule(obj: Mapping[str, Any]) -> Schedule:
+    """The schedule of a line of a journal or of an entry of a table. What comes from there goes into arithmetic that is
+    made for the values of the space, long before anything runs.
+
+    Raises:
+        BadInput: it is no schedule, or one with a value that is in no dimension, or threads that share nothing evenly.
+    """
+    schedule = Schedule.from_json(obj)
+    shares = gemv.slice_problems(schedule) if schedule.arrangement == GEMV else ()
+    for reason in itertools.chain(_values(schedule), shares):
+        raise BadInput(f"schedule {schedule.name}: {reason}")
+    return schedule
+
+
 def unsupported(problem: Problem, device: Device) -> Iterator[str]:
     """Every reason why no schedule at all can run `problem` on `device`."""
     if device.cc != "9.0":
@@ -131,11 +148,15 @@ def _values(s: Schedule) -> Iterator[str]:
         ("split_k", SPLIT_K),
         ("reduction", REDUCTIONS),
         ("evict_first", EVICT_FIRST),
+        ("dependent_launch", DEPENDENT_LAUNCH["weights"]),
         ("l2_promotion", L2_PROMOTIONS),
         ("residual_buffers", RESIDUAL_BUFFERS),
     ):
         if getattr(s, name) not in valid:
             yield f"{name} {getattr(s, name)}: valid are {_list(valid)}"
+    for name in ("ctas", "producer_regs", "consumer_regs"):
+        if (count := getattr(s, name)) < 0:
+            yield f"{name} {count}: valid is 0 or more"
     if (s.cluster_m, s.cluster_n) not in CLUSTERS:
         clusters = ", ".join(f"{m}x{n}" for m, n in CLUSTERS)
         yield f"cluster {s.cluster_m}x{s.cluster_n}: valid are {clusters}"

@@ -129,6 +129,24 @@ def test_packed_journal_cut_off(tmp_path: Path, size: int) -> None:
         json.dumps({"v": 1, **measure_line(problem={**PROBLEM.to_json(), "k": -1})}),
         json.dumps({"v": 1, **measure_line(schedule={**SCHEDULE.to_json(), "unknown": 1})}),
         json.dumps({"v": 1, **measure_line(schedule={**SCHEDULE.to_json(), "stages": "4"})}),
+        *(
+            json.dumps({"v": 1, **measure_line(schedule={**SCHEDULE.to_json(), **wrong})})
+            for wrong in (
+                {"tile_n": 0},
+                {"stages": -3},
+                {"ctas": -1},
+                {"consumer_regs": -1},
+                {"consumers": 0},
+                {"multicast_kind": "turn"},
+                {"dependent_launch": "never"},
+                {"interleave_k": "rotate"},
+                {"arrangement": "gemv", "consumers": 4, "tile_m": 1, "tile_n": 4, "tile_k": 64},
+            )
+        ),
+        *(
+            json.dumps({"v": 1, **measure_line(**{name: "much"})})
+            for name in ("energy_mj", "ratio_energy", "clock_mhz", "power_w")
+        ),
         json.dumps({"v": 1, **measure_line(power_w=math.nan)}),
         json.dumps({"v": 1, **measure_line(check={"norm": [-math.inf]})}),
         json.dumps({"v": 1, **measure_line(t="late")}).replace('"late"', "1e999"),

@@ -190,12 +190,13 @@ def test_damaged_entries_are_skipped_and_counted(tmp_path: Path) -> None:
         3,
         {**entries[0], "median_us": -1},
         {**entries[0], "schedule": {**entries[0]["schedule"], "tile_q": 1}},
+        {**entries[0], "schedule": {**entries[0]["schedule"], "consumers": 0}},
         {**entries[0], "problem": {**entries[0]["problem"], "m": 0}},
         {**entries[0], "alternates": None},
         {**entries[0], "vs_cublas": "fast"},
     ]
     path = written(tmp_path / "t.json", table, entries=[*broken, *entries])
-    with pytest.warns(UserWarning, match=f"7 of 10 entries of {path} cannot be read"):
+    with pytest.warns(UserWarning, match=f"8 of 11 entries of {path} cannot be read"):
         loaded = load_table(path)
     assert (loaded.entries, loaded.skipped) == (table.entries, len(broken))
 
