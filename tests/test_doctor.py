@@ -13,6 +13,7 @@ import pytest
 from journals import ENV, FIRST, contents, measured
 from tileseek.codegen.cache import Cache, Entry
 from tileseek.codegen.source import GENERATOR_VERSION
+from tileseek.cost_model.predictor import PREDICTOR_VERSION
 from tileseek.heuristics.journal import Journal
 from tileseek.heuristics.table import build_table
 from tileseek.measure import lock
@@ -102,6 +103,13 @@ def test_a_table_of_another_compiler_or_generator_is_stale() -> None:
     assert len(advice(health.check_compiler("nvrtc 13.0.99", table))) == 1
     assert len(advice(health.check_compiler("nvrtc 13.0.88", replace(table, generator="0")))) == 1
     assert "tileseek[search]" in advice(health.check_compiler("", table))[0]
+
+
+def test_a_predictor_of_other_features_is_found() -> None:
+    table = build_table(contents([measured(P, FIRST, 9.0, 1.0)], e1=ENV), H200)
+    other = replace(table, predictor={"version": PREDICTOR_VERSION, "features": ["waves"], "bias": 0.0, "members": []})
+    added = set(health.check_compiler("", other)) - set(health.check_compiler("", table))
+    assert [finding.advice for finding in added if "1 features: valid is" in finding.detail]
 
 
 def test_damaged_kernels_are_counted(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from .codegen.cache import Cache
 from .codegen.source import GENERATOR_VERSION
+from .cost_model.predictor import Predictor
 from .heuristics.journal import JournalContents, read_journal
 from .heuristics.table import Table
 from .measure import lock
@@ -120,6 +121,13 @@ def check_compiler(compiler: str, table: Table) -> Iterator[Finding]:
         yield Finding("table", kernels, retune)
     if table.skipped:
         yield Finding("table", f"{table.skipped} entries cannot be read", "make it again: `tileseek export table`")
+    if table.predictor is not None:
+        try:
+            Predictor.from_json(table.predictor, table.device)
+        except BadInput as error:
+            yield Finding(
+                "table", str(error), "make it again: `tileseek export table`; until then the nearest problem answers"
+            )
 
 
 def check_cache(cache: Cache) -> Iterator[Finding]:
