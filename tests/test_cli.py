@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from journals import ENV, FIRST, FOURTH, SECOND, contents, measured
 from tileseek.cost_model.analytic import estimate_us
 from tileseek.cost_model.features import FEATURES
 from tileseek.cost_model.predictor import PREDICTOR_VERSION
-from tileseek.heuristics.journal import Journal, pack_journal, read_journal
+from tileseek.heuristics.journal import Journal, JournalContents, pack_journal, read_journal
 from tileseek.heuristics.table import build_table, load_table
 from tileseek.measure import gpus
 from tileseek.measure.policy import Policy
@@ -580,21 +581,68 @@ def test_tune_without_a_gpu_says_so_in_one_line(
     assert done.err.splitlines()[0] == "no Hopper GPU here (NVIDIA A100): replaying what was measured on an H200"
 
 
-def test_a_live_search_starts_from_what_is_bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def live_tune(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the command, which finds a GPU whose measuring process does nothing."""
     pytest.importorskip("cuda.bindings.nvrtc")
     pytest.importorskip("optuna")
     from tileseek.commands import tune
 
     card = gpus.Gpu(0, "", "NVIDIA H200", "9.0", 132, 1)
-    known = contents([measured(P, FIRST, 9.0, 1.0)])
     monkeypatch.setattr(tune, "hopper", lambda gpu: card)
     monkeypatch.setattr(tune, "require", lambda *_: None)
-    monkeypatch.setattr(tune, "read_journal", lambda path: known)
     monkeypatch.setattr("tileseek.measure.supervisor.Measurer", lambda gpu: contextlib.nullcontext())
-    with tune.live([NamedProblem("p", P)], 0, tmp_path / "journal.jsonl") as world:
+    return tune
+
+
+def test_a_live_search_starts_from_what_is_bundled(
+    live_tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = contents([measured(P, FIRST, 9.0, 1.0)])
+    monkeypatch.setattr(live_tune, "read_journal", lambda path: known)
+    with live_tune.live([NamedProblem("p", P)], 0, tmp_path / "journal.jsonl") as world:
         assert [(m.schedule, m.env) for m in world.history.measures] == [(FIRST, "")], "not as if measured here"
         assert world.incumbents
         assert world.predictor is not None, "the bundled table carries one for the features of this version"
+
+
+def test_a_bundled_journal_that_cannot_be_read_is_told_and_the_folder_free_again(
+    live_tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise BadInput("cannot read the journal")
+
+    monkeypatch.setattr(live_tune, "read_journal", refuse)
+    journal = tmp_path / "journal.jsonl"
+    with pytest.raises(BadInput, match="cannot read the journal"), live_tune.live([NamedProblem("p", P)], 0, journal):
+        pytest.fail("there is nothing to start from")
+    Journal(journal, alone=True).close()
+
+
+@pytest.mark.parametrize("end", [BadInput("the GPU is in use"), KeyboardInterrupt()])
+def test_a_start_that_ends_early_does_not_wait_for_the_bundled_journal(
+    live_tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    reading, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def read(path: Path) -> JournalContents:
+        reading.set()
+        may_end.wait(20)
+        ended.set()
+        return contents([])
+
+    def measurer(gpu: int) -> None:
+        reading.wait(20)
+        raise end
+
+    monkeypatch.setattr(live_tune, "read_journal", read)
+    monkeypatch.setattr("tileseek.measure.supervisor.Measurer", measurer)
+    journal = tmp_path / "journal.jsonl"
+    with pytest.raises(type(end)), live_tune.live([NamedProblem("p", P)], 0, journal):
+        pytest.fail("nothing measures")
+    assert reading.is_set() and not ended.is_set()
+    may_end.set()
+    Journal(journal, alone=True).close()
 
 
 def test_tune_of_problems_that_nobody_measured(run: Cli, recorded: Path, tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -153,15 +154,29 @@ def live(named: Sequence[NamedProblem], gpu: int, journal: Path) -> Iterator[Wor
     from ..search.runner import LiveRunner
 
     kept = _keep(named, lambda problem: "; ".join(unsupported(problem, device)))
-    with Journal(journal, alone=True) as lines, ThreadPoolExecutor(1) as aside:
+    with Journal(journal, alone=True) as lines:
         history = _history(journal)
-        # It is long, and read while the measuring process starts.
-        reading = aside.submit(_bundled_measures, device)
+        reading = _reading_bundled(device)
         table = load_table(device=device) if has_table(device) else Table(device, "", "", ())
         incumbents = {problem: entry.schedule for problem, entry in table.by_problem.items()}
         with CompilePool() as pool, Measurer(gpu) as measurer, LiveRunner(pool, measurer) as runner:
             history.measures += reading.result()
             yield World(runner, kept, lines, history, incumbents, predictor_of(table))
+
+
+def _reading_bundled(device: Device) -> Future[list[Measure]]:
+    """`_bundled_measures` to come: the journal is long, and read while the measuring process starts. Where that fails,
+    or Ctrl-C ends the wait, nobody waits for the reading either."""
+    reading: Future[list[Measure]] = Future()
+
+    def read() -> None:
+        try:
+            reading.set_result(_bundled_measures(device))
+        except Exception as error:
+            reading.set_exception(error)
+
+    Thread(target=read, daemon=True).start()
+    return reading
 
 
 def _bundled_measures(device: Device) -> list[Measure]:
