@@ -30,7 +30,7 @@ RATE = 0.25
 """Many members of few trees: on families held out their mean chooses better than few members of many trees, at equal
 cost. So few in all that a query scores a schedule in tens of microseconds of pure Python."""
 
-NEAR = 0.1
+NEAR = 0.2
 """log(time / best) at which a schedule weighs half of the best one."""
 
 FAR = 1.1
