@@ -119,10 +119,12 @@ class Proposer:
         return self._drafted
 
     def _start(self, score: Score) -> list[Schedule]:
-        """The draft, taking turns with what other problems like."""
-        moved = _ordered(list(dict.fromkeys(self._moved())), score)
-        drafted = _varied(self.draft(), score)
-        return [s for pair in zip_longest(moved, drafted) for s in pair if s is not None]
+        """What the ranker likes of the draft and of what other problems like, and each third time the next of the
+        latter, whatever it ranks."""
+        moved = list(dict.fromkeys(self._moved()))
+        ranked = _varied(list(dict.fromkeys([*moved, *self.draft()])), score)
+        turns = zip_longest(ranked[::2], ranked[1::2], _ordered(moved, score))
+        return [s for turn in turns for s in turn if s is not None]
 
     def _moved(self) -> list[Schedule]:
         for schedule in self._transfers:
