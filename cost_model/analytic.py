@@ -70,7 +70,8 @@ class Constants:
     """What the arithmetic needs beside a device's data sheet. Times in ns, rates in bytes/ns, cycles of the SM clock.
 
     They are what `fit` made, rounded, of 3400 measures of this project's kernels on H200s, 290 problems, where that
-    ranks problems held out no worse than the round numbers they started from. Numbers in words below were measured too.
+    ranks problems held out no worse than the round numbers they started from. A fit trades one for another, so that they
+    are good together rather than each by itself. Numbers in words below were measured too.
     """
 
     smem_bytes_per_cycle: float = 128.0
@@ -86,7 +87,7 @@ class Constants:
     a k-block (times of another kernel)."""
     odd_columns: float = 1.3
     """Slow-down of products whose columns lie along the rows of their operand, where the tile is no multiple of 16
-    columns: 0 to 50 %, 20 % in the middle."""
+    columns: 0 to 50 %."""
     outside_ns: float = 2.5
     """A row of 128 bytes outside the matrix, which TMA fills with zeros before it goes on: in tiles of 64 rows, 16
     take up to twice as long as with the operands swapped."""

@@ -2,9 +2,9 @@
 
 The space is too large to estimate all of it for every problem, and the model does not see all of it. So every
 CTA tile is estimated first in every structure (whole tiles, several CTAs an SM, shares of K) with its other dimensions
-at good defaults; then the best of these with every choice of what else the model can tell apart. What is like others
-that come before it is handicapped, as the model errs alike on what is alike. Only what is best after that is made a
-valid schedule, by `space.nearest`.
+at good defaults; then the best of these in clusters; then the best of all with every choice of what else the model can
+tell apart. What is like others that come before it is handicapped, as the model errs alike on what is alike. Only what
+is best after that is made a valid schedule, by `space.nearest`.
 """
 
 from __future__ import annotations
@@ -79,9 +79,11 @@ _L2_PROMOTION = 128
 they do not, or where CTAs take shares of K."""
 
 _SKINNY = 512
+"""Rows below which D^T = B x A^T is always tried: 64-row instructions then run along n."""
+
 _TRANSPOSED = 0.99
-"""With fewer rows D^T = B x A^T is always tried: 64-row instructions then run along n. With more it is where that makes
-a tile faster, as the transposed store does not."""
+"""With more rows it is tried where a tile takes less than this share of its time in the product as it is: where it only
+mirrors that, it wins nothing."""
 
 _REFINED = 4
 """Tiles that `analytic_best` looks at closely."""
@@ -119,7 +121,7 @@ def draft(problem: Problem, device: Device, count: int, seed: int = 0) -> list[S
 
 
 def analytic_best(problem: Problem, device: Device) -> Schedule:
-    """The schedule that the analytic model prefers. Pure Python, tens of milliseconds.
+    """The schedule that the analytic model prefers. Pure Python: a tenth of a second or two.
 
     Raises:
         BadInput: no schedule can run the problem on the device.
@@ -159,23 +161,27 @@ def _best_tiles(problem: Problem, device: Device, count: int) -> list[Schedule]:
     reasons = list(unsupported(problem, device))
     if reasons:
         raise BadInput("; ".join(reasons))
+    tiled = (s for tile in _oriented(problem, device) for s in _structures(tile, problem, device))
+    candidates = [*tiled, *_streamed(problem, device)]
+    if problem.deterministic:
+        candidates = [s for s in candidates if s.numerics == "deterministic"]
+    times = {s: estimate_us(problem, s, device) for s in candidates}
+    skinny = problem.m < min(_SKINNY, problem.n)
+    apart = sorted((us, s) for s, us in times.items() if skinny or us < _TRANSPOSED * _mirrored(s, times))
+    gathered = [c for _, s in apart[: _GATHERED * count] for c in _in_clusters(s, problem, device)]
+    return spread(sorted([*apart, *((estimate_us(problem, s, device), s) for s in gathered)]))[:count]
+
+
+def _oriented(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Every tile that is no larger than the output asks for, also transposed where a kernel can. Rows of a tile that
+    nothing of the matrix falls into are not loaded."""
     tiles = _tiles(problem.resized(_SIZE, _SIZE, _SIZE), device)
     widths = sorted({tile.tile_n for tile in tiles})
-    candidates = (
-        s
-        for tile in tiles
-        for swap in (False, True)
-        if not _beyond(tile, problem, swap, widths) and not (swap and _keeps_rows(tile, problem))
-        for s in _structures(vary(tile, swap_ab=swap, clip_boxes=_outside(tile, problem, swap)), problem, device)
-    )
-    everything: Iterable[Schedule] = itertools.chain(candidates, _streamed(problem, device))
-    if problem.deterministic:
-        everything = (s for s in everything if s.numerics == "deterministic")
-    times = {s: estimate_us(problem, s, device) for s in everything}
-    skinny = problem.m < min(_SKINNY, problem.n)
-    whole = sorted((us, s) for s, us in times.items() if skinny or us < _TRANSPOSED * _mirrored(s, times))
-    gathered = [c for _, s in whole[: _GATHERED * count] for c in _in_clusters(s, problem, device)]
-    return spread(sorted([*whole, *((estimate_us(problem, s, device), s) for s in gathered)]))[:count]
+    for tile, swap in itertools.product(tiles, (False, True)):
+        if _beyond(tile, problem, swap, widths) or (swap and _keeps_rows(tile, problem)):
+            continue
+        turned = vary(tile, swap_ab=swap)
+        yield vary(turned, clip_boxes=can_clip(problem, turned))
 
 
 def _mirrored(s: Schedule, times: Mapping[Schedule, float]) -> float:
@@ -220,41 +226,47 @@ def _beyond(tile: Schedule, problem: Problem, swap: bool, widths: Sequence[int])
     return tile.tile_m - 64 >= rows or tile.tile_n > max(covering, _NARROW)
 
 
-def _outside(tile: Schedule, problem: Problem, swap: bool) -> bool:
-    """Whether a tile has rows that nothing of the matrix falls into, which need not be loaded."""
-    return can_clip(problem, vary(tile, swap_ab=swap))
-
-
 def _structures(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
     """`s` with one CTA an SM that walks over whole tiles, with several CTAs an SM, and where whole tiles fill the
     device badly, with several CTAs to a tile."""
     yield s
-    clusters = tile_grid(problem, s).clusters
-    if clusters > device.sm_count and s.arrangement == COOPERATIVE:
-        yield from _crowded(s, problem, device)
     if s.arrangement != COOPERATIVE:
         return
-    # Where it is not known who ends a tile, a residual is not fetched ahead, and what is not is not transposed.
-    direct = [] if s.swap_ab and s.residual_buffers else [vary(s, residual_buffers=0)]
-    k_blocks = tile_grid(problem, s).k_blocks
+    clusters = tile_grid(problem, s).clusters
+    if clusters > device.sm_count:
+        yield from _crowded(s, problem, device)
     if 2 * clusters <= device.sm_count:
-        shares = [k for k in SPLIT_K if 1 < k <= k_blocks]
-        in_cluster = [k for k in shares if k <= _CLUSTER and clusters <= clusters_at_once(k, device)]
-        fitting = [k for k in shares if k * clusters <= device.sm_count]
-        parts = [vary(s, split_k=k, persistent=False, epilogue_n=16) for k in in_cluster[-2:]]
-        parts += [
-            vary(each, split_k=k, persistent=False, reduction=reduction, epilogue_n=chunk)
-            for each in direct
-            for k in fitting[-1:]
-            for reduction, chunk in (("slots", s.epilogue_n), ("atomic", s.epilogue_n), ("shares", 16))
-        ]
-        yield from (ringed for part in parts if (ringed := _with_ring(part, problem, device)).stages > 1)
-        for k in [k for k in shares if device.sm_count < k * clusters <= 2 * device.sm_count][-1:]:
-            for each in direct:
-                for part in _crowded(vary(each, split_k=k, reduction="slots"), problem, device):
-                    yield from (part, vary(part, reduction="atomic"))
+        yield from _shared_k(s, problem, device)
     if clusters < _STREAMED * device.sm_count and clusters % device.sm_count:
-        yield from (_with_ring(vary(each, stream_k=True, reduction="slots"), problem, device) for each in direct)
+        for part in _parts(s):
+            yield _with_ring(vary(part, stream_k=True, reduction="slots"), problem, device)
+
+
+def _shared_k(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
+    """`s` with as many CTAs to a tile as the device holds: in a cluster, one an SM that meet in device memory, and
+    several an SM that do."""
+    grid = tile_grid(problem, s)
+    shares = [k for k in SPLIT_K if 1 < k <= grid.k_blocks]
+    in_cluster = [k for k in shares if k <= _CLUSTER and grid.clusters <= clusters_at_once(k, device)]
+    fitting = [k for k in shares if k * grid.clusters <= device.sm_count]
+    twice = [k for k in shares if device.sm_count < k * grid.clusters <= 2 * device.sm_count]
+    alone = [vary(s, split_k=k, persistent=False, epilogue_n=16) for k in in_cluster[-2:]]
+    for part in _parts(s):
+        for k in fitting[-1:]:
+            split = vary(part, split_k=k, persistent=False)
+            alone += [vary(split, reduction=reduction) for reduction in ("slots", "atomic")]
+            alone.append(vary(split, reduction="shares", epilogue_n=16))
+        for k in twice[-1:]:
+            for crowded in _crowded(vary(part, split_k=k, reduction="slots"), problem, device):
+                yield from (crowded, vary(crowded, reduction="atomic"))
+    yield from (ringed for each in alone if (ringed := _with_ring(each, problem, device)).stages > 1)
+
+
+def _parts(s: Schedule) -> Iterator[Schedule]:
+    """`s` where parts of tiles meet in device memory. It is then not known who ends a tile, so that no residual is
+    fetched ahead, and one that is not is not transposed."""
+    if not (s.swap_ab and s.residual_buffers):
+        yield vary(s, residual_buffers=0)
 
 
 def _crowded(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedule]:
