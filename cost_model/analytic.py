@@ -70,8 +70,8 @@ class Constants:
     """What the arithmetic needs beside a device's data sheet. Times in ns, rates in bytes/ns, cycles of the SM clock.
 
     They are what `fit` made, rounded, of 3400 measures of this project's kernels on H200s, 290 problems, where that
-    ranks problems held out no worse than the round numbers they started from. A fit trades one for another, so that they
-    are good together rather than each by itself. Numbers in words below were measured too.
+    ranks problems held out no worse than the round numbers they started from. A fit trades one for another:
+    they are good together rather than each by itself. Numbers in words below were measured too.
     """
 
     smem_bytes_per_cycle: float = 128.0

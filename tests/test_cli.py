@@ -532,7 +532,7 @@ def test_tune_replays_stops_at_its_budget_and_goes_on(run: Cli, recorded: Path, 
     done = run(*command, "--measurements", 30)
     assert done.code == 0
     assert "2 of 2 problems have a schedule: 30 new measurements, 0 known before" in done.out
-    assert "left out 1 of 3 problems: absent" in done.err
+    assert "left out 1 of 3 problems: absent (absent: it is not in the journal)" in done.err
     first = read_journal(out / "journal.jsonl")
     screened = [(m.problem, m.schedule) for m in first.measures]
     assert len(set(screened)) == 30
@@ -579,6 +579,14 @@ def test_tune_without_a_gpu_says_so_in_one_line(
     done = run("tune", "4096", "4096", "4096", "--measurements", 20, "--out", tmp_path / "run")
     assert done.code == 0
     assert done.err.splitlines()[0] == "no Hopper GPU here (NVIDIA A100): replaying what was measured on an H200"
+
+
+def test_a_report_that_is_refused_counts_what_it_could_not_read(run: Cli, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    journal.write_bytes(b"\x00\xff\n" * 3)
+    done = run("report", journal)
+    assert done.code == 2
+    assert done.err.splitlines()[0] == f"{journal}: 3 lines skipped as unreadable"
 
 
 @pytest.fixture

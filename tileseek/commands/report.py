@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from ..api import load_noise
-from ..heuristics.journal import read_journal
 from ..heuristics.report import report
 from ..heuristics.table import build_table
 from ..problems import suite, suite_names
 from ..results import journal_path
 from ..space import FOR_TIME, H200, find_device
-from .inputs import Objective, check_objective, journal_files
+from .inputs import Objective, check_objective, journal_files, read_journals
 from .output import write_text
 
 
@@ -30,7 +29,7 @@ def command(
     """Print a report in Markdown: winners against cuBLAS, coverage, counts of everything measured."""
     where = find_device(device)
     files = [file for path in journals for file in journal_files(path)] if journals else [journal_path(where)]
-    contents = read_journal(files)
+    contents = read_journals(files)
     noise = load_noise(where)
     table = build_table(contents, where, objective=check_objective(objective), noise=noise)
     names = sorted(suite_names(), key=lambda name: (name != "headline", name))

@@ -221,7 +221,8 @@ def _keep(named: Sequence[NamedProblem], obstacle: Callable[[Problem], str]) -> 
         raise BadInput(f"none of {len(named)} problems can be tuned; {name}: {reason}")
     left_out = [name for name, reason in obstacles.items() if reason]
     if left_out:
-        notes.print(f"left out {len(left_out)} of {len(named)} problems: {some_of(left_out)}")
+        why = f"{left_out[0]}: {obstacles[left_out[0]]}"
+        notes.print(f"left out {len(left_out)} of {len(named)} problems: {some_of(left_out)} ({why})")
     return kept
 
 
