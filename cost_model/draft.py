@@ -37,7 +37,7 @@ from ..space import (
 from ..space.gemv import STAGES as GEMV_STAGES
 from ..space.gemv import gemv_tile, gemv_tiles
 from ..space.resources import can_clip, copied, operand_tiles, register_splits
-from ..space.rules import DEPENDENT_LAUNCH, SPLIT_K, TILE_K, fetches_residual
+from ..space.rules import CLUSTERS, DEPENDENT_LAUNCH, SPLIT_K, TILE_K, fetches_residual
 from ..space.schedule import vary
 from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us, read_once
 
@@ -64,9 +64,6 @@ _PER_SM = (2, 3, 4)
 
 _STAGES = 8
 """Deepest ring tried."""
-
-_CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
-"""Shapes of clusters tried beside CTAs of their own."""
 
 _GATHERED = 3
 """Tiles that are tried in clusters, for each that is wanted."""
@@ -194,7 +191,7 @@ def _in_clusters(s: Schedule, problem: Problem, device: Device) -> Iterator[Sche
     are still at work together."""
     if s.arrangement == GEMV or s.load != "tma" or s.stream_k or s.dealt or not (s.persistent or s.workspace):
         return
-    for m, n in _CLUSTERS:
+    for m, n in CLUSTERS[1:]:
         gathered = vary(s, cluster_m=m, cluster_n=n)
         if s.split_k > 1:
             most = clusters_at_once(m * n, device) // tile_grid(problem, gathered).clusters
@@ -220,7 +217,7 @@ def _streamed(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 def _beyond(tile: Schedule, problem: Problem, swap: bool, widths: Sequence[int]) -> bool:
     """Whether a smaller tile would cover the output as well; `widths` are those that tiles of its kind come in,
-    narrowest first. The narrowest are all tried."""
+    narrowest first. Those up to `_NARROW` are all tried."""
     rows, columns = (problem.n, problem.m) if swap else (problem.m, problem.n)
     covering = next((width for width in widths if width >= columns), widths[-1])
     return tile.tile_m - 64 >= rows or tile.tile_n > max(covering, _NARROW)
