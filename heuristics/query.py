@@ -199,13 +199,16 @@ def _by_other_kind(problem: Problem, table: Table, device: Device) -> Choice | N
     kind still knows the sizes: what was measured for the same sizes with another dtype, layout or epilogue is
     nearly always better than what the analytic model, which measured nothing, would choose.
     """
-    entry = min(
-        table.entries,
-        key=lambda e: (_differences(problem, e.problem), distance(problem, e.problem), e.problem),
-        default=None,
-    )
-    if entry is None or _differences(problem, entry.problem) == 0:
+    own, alone = problem.kind, _alone(problem).kind
+    differing: dict[int, list[Entry]] = {}
+    for kind, entries in table.by_kind.items():
+        # An overlap that only the problem has is no difference.
+        asked = alone if entries[0].problem.overlap == "none" else own
+        words = sum(a != b for a, b in zip(asked, kind, strict=True))
+        differing.setdefault(words, []).extend(entries)
+    if not differing or 0 in differing:
         return None
+    entry = min(differing[min(differing)], key=lambda e: (distance(problem, e.problem), e.problem))
     found = _from_entries(problem, [entry], table, device)
     if found is not None:
         return found
@@ -234,13 +237,6 @@ def _kinds(problem: Problem) -> list[tuple[str, ...]]:
     """The kinds whose schedules a problem can use: its own, that without overlap, and that of a single product."""
     alone = _alone(problem)
     return list(dict.fromkeys(p.kind for p in (problem, alone, replace(alone, batch=1))))
-
-
-def _differences(asked: Problem, known: Problem) -> int:
-    """Words in which the kinds of two problems differ; an overlap that only `asked` has is none."""
-    if known.overlap == "none":
-        asked = _alone(asked)
-    return sum(a != b for a, b in zip(asked.kind, known.kind, strict=True))
 
 
 def _by_analysis(problem: Problem, table: Table, device: Device) -> Choice | None:
