@@ -47,9 +47,11 @@ class Predictor:
         """
         try:
             if obj["version"] != PREDICTOR_VERSION or tuple(obj["features"]) != FEATURES:
+                missing = [name for name in FEATURES if name not in obj["features"]]
                 raise BadInput(
-                    f"predictor of version {obj['version']} with {len(obj['features'])} features:"
-                    f" valid is version {PREDICTOR_VERSION} with the {len(FEATURES)} features of this tileseek"
+                    f"predictor of version {obj['version']} with {len(obj['features'])} features,"
+                    f" {len(missing)} of this tileseek's missing{', such as ' * bool(missing)}{', '.join(missing[:3])}:"
+                    f" valid is version {PREDICTOR_VERSION} with its {len(FEATURES)} features"
                 )
             members = tuple(
                 (float(member["first"]), tuple(_tree(tree) for tree in member["trees"])) for member in obj["members"]
