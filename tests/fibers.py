@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
+import native
 
 PRELUDE = """
 #include <algorithm>
@@ -80,12 +78,4 @@ static u32 arrive_global(u32* counter) { return (*counter)++; }
 
 def build(source: str, folder: Path, name: str) -> ctypes.CDLL:
     """The shared library of a C++ source after the prelude; skips the test where there is no compiler."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = folder / f"{name}.cpp"
-    path.write_text(PRELUDE + source)
-    library = folder / f"{name}.so"
-    command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(path)]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(library))
+    return native.library(PRELUDE + source, folder, name)

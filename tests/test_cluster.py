@@ -6,10 +6,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-import shutil
-import subprocess
-from pathlib import Path
 
+import native
 import pytest
 from pipeline import Pipeline
 from tileseek.codegen import generate
@@ -73,14 +71,8 @@ extern "C" void {name}(u32 rank, u32 stage, int* arrivals, bool* released, u32* 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder: Path = tmp_path_factory.mktemp("cluster")
-    (folder / "cluster.cpp").write_text(HEAD + "".join(excerpt(*case) for case in CASES.items()))
-    command = [compiler, "-shared", "-fPIC", "-o", str(folder / "cluster"), str(folder / "cluster.cpp")]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(folder / "cluster"))
+    source = HEAD + "".join(excerpt(*case) for case in CASES.items())
+    return native.library(source, tmp_path_factory.mktemp("cluster"), "cluster")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import native
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -59,9 +57,6 @@ CHUNKS = ((64, 64), (64, 32), (64, 16), (64, 8), (8, 64), (16, 64), (32, 64))
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, ctypes.CDLL]:
     """For each alignment the functions that copy, of kernels of such problems."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("copying")
     libraries = {}
     for size in SIZES:
@@ -71,11 +66,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[int, ctypes.CDLL]
             COPY.format(size=size, rows=rows, batch=f", {copying._batch(rows)}" if size == 2 else "") for rows in SLABS
         ]
         calls += [STORE.format(size=size, rows=rows, columns=columns) for rows, columns in CHUNKS]
-        source = folder / f"{size}.cpp"
-        source.write_text("\n".join([HOST, *own, *calls]))
-        command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(folder / f"{size}.so")]
-        subprocess.run([*command, str(source)], check=True)
-        libraries[size] = ctypes.CDLL(str(Path(folder / f"{size}.so")))
+        libraries[size] = native.library("\n".join([HOST, *own, *calls]), folder, str(size))
     return libraries
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+import native
 import numpy as np
 import pytest
 from tileseek.codegen import launch_plan, stores
@@ -81,19 +80,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def staged(folder: Path, out_dtype: str, swap: bool, width: int, values: np.ndarray) -> Staged:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    library = folder / f"{out_dtype}{swap}"
+    library = folder / f"{out_dtype}{swap}.so"
     if not library.exists():
         schedule = Schedule.parse(SCHEDULE.name + "_swap") if swap else SCHEDULE
         text = "\n".join(stores.functions(Problem(64, 128, 128, "fp8", out_dtype=out_dtype), schedule))
         text = re.sub(r"__device__ __forceinline__ void store_\w+\(.*?\n\}\n", "", text, flags=re.DOTALL)
         eight = "run<8>(chunk, log, d)" if out_dtype == "fp32" or swap else "0"
         run = RUN.replace("MOST", str(MOST)).replace("EIGHT", eight)
-        library.with_suffix(".cpp").write_text(HOST + text + run)
-        source = str(library.with_suffix(".cpp"))
-        subprocess.run([compiler, "-O1", "-w", "-shared", "-fPIC", "-o", str(library), source], check=True)
+        native.library(HOST + text + run, folder, library.stem)
     # What each thread holds of both pieces: d[4 * block + 2 * half + e] is row 16 w + lane / 4 + 8 * half.
     thread, block, half, e = np.ix_(range(128), range(width // 4), range(2), range(2))
     rows = thread // 32 * 16 + thread % 32 // 4 + 8 * half + 0 * block + 0 * e

@@ -4,10 +4,8 @@ and without bank conflicts."""
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
+import native
 import pytest
 from tileseek.codegen import plan, stores
 
@@ -23,10 +21,6 @@ typedef unsigned int u32;
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder: Path = tmp_path_factory.mktemp("swizzle")
     texts = {"rows": stores._PIECE_ADDRESS, "columns": stores._PIECE_ADDRESS_TRANSPOSED}
     parts = [HOST]
     for name, text in texts.items():
@@ -36,9 +30,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
             f"{{ return {name}::piece_address<{width}>(0, unit, thread); }}"
             for width in WIDTHS
         ]
-    (folder / "swizzle.cpp").write_text("\n".join(parts))
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(folder / "s"), str(folder / "swizzle.cpp")], check=True)
-    return ctypes.CDLL(str(folder / "s"))
+    return native.library("\n".join(parts), tmp_path_factory.mktemp("swizzle"), "swizzle")
 
 
 def swizzled(offset: int, swizzle_bytes: int) -> int:

@@ -4,12 +4,10 @@ shared K every k-block once, every part in a slot of its own."""
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections import Counter, defaultdict
 from dataclasses import replace
-from pathlib import Path
 
+import native
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -44,9 +42,6 @@ EXPORTS = {
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("walk")
     libraries = {}
     for name, problem, schedule in (
@@ -55,11 +50,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]
         ("in turn", SINGLE, replace(SPLIT, interleave_k=True)),
         ("batched", BATCHED, SPLIT),
     ):
-        source = folder / f"{name}.cpp"
         exports = [POSITIONS[problem.batched], *EXPORTS.values()]
-        source.write_text("\n".join([HOST, *walk.functions(problem, schedule), *exports]))
-        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(folder / name), str(source)], check=True)
-        libraries[name] = ctypes.CDLL(str(Path(folder / name)))
+        source = "\n".join([HOST, *walk.functions(problem, schedule), *exports])
+        libraries[name] = native.library(source, folder, name)
     return libraries
 
 
