@@ -358,17 +358,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         ]
         share = [
             "  const int all_blocks = (k + TILE_K - 1) / TILE_K;",
-            *(
-                [
-                    "  const int first_block = rank;  // of every SPLIT_K, so that the CTAs read side by side",
-                    "  const int k_blocks = (all_blocks - first_block + SPLIT_K - 1) / SPLIT_K;",
-                ]
-                if s.interleave_k
-                else [
-                    "  const int first_block = all_blocks * rank / SPLIT_K;",
-                    "  const int k_blocks = all_blocks * (rank + 1) / SPLIT_K - first_block;",
-                ]
-            ),
+            *walk.cluster_share(s),
         ]
         ready = ["  cluster_arrive();  // waited for before the first word to a peer"]
         leave = "  cluster_wait();"

@@ -111,23 +111,40 @@ struct Work {
 };
 """
 
-_SPLIT_WORK = """\
-__device__ __forceinline__ Work work(int unit, int worker, int workers, int tiles, int all_blocks) {
-  const int index = worker + unit * workers;
-  const int tile = index / SPLIT_K, part = index % SPLIT_K;
-  const int first = all_blocks * part / SPLIT_K;
-  const int end = all_blocks * (part + 1) / SPLIT_K;
-  return {tile < tiles ? tile : -1, first, end - first, part, SPLIT_K, tile * SPLIT_K, tile * SPLIT_K + 1};
-}"""
 
-_INTERLEAVED_WORK = """\
-// The parts of a tile take its k-blocks in turn: what they load at a time lies side by side.
-__device__ __forceinline__ Work work(int unit, int worker, int workers, int tiles, int all_blocks) {
+def _split_work(interleaved: bool) -> str:
+    """`work` where SPLIT_K CTAs share the K of each tile, in stretches or in turn."""
+    comment, first = "", "first, end - first"
+    share = """\
+  const int first = all_blocks * part / SPLIT_K;
+  const int end = all_blocks * (part + 1) / SPLIT_K;"""
+    if interleaved:
+        comment, first = (
+            "// The parts of a tile take its k-blocks in turn: what they load at a time lies side by side.\n",
+            "part, blocks",
+        )
+        share = "  const int blocks = (all_blocks - part + SPLIT_K - 1) / SPLIT_K;"
+    return f"""\
+{comment}__device__ __forceinline__ Work work(int unit, int worker, int workers, int tiles, int all_blocks) {{
   const int index = worker + unit * workers;
   const int tile = index / SPLIT_K, part = index % SPLIT_K;
-  const int blocks = (all_blocks - part + SPLIT_K - 1) / SPLIT_K;
-  return {tile < tiles ? tile : -1, part, blocks, part, SPLIT_K, tile * SPLIT_K, tile * SPLIT_K + 1};
-}"""
+{share}
+  return {{tile < tiles ? tile : -1, {first}, part, SPLIT_K, tile * SPLIT_K, tile * SPLIT_K + 1}};
+}}"""
+
+
+def cluster_share(s: Schedule) -> list[str]:
+    """Lines that define `first_block` and `k_blocks` of a CTA of a cluster that shares the K of a tile."""
+    if s.interleave_k:
+        return [
+            "  const int first_block = rank;  // of every SPLIT_K, so that the CTAs read side by side",
+            "  const int k_blocks = (all_blocks - first_block + SPLIT_K - 1) / SPLIT_K;",
+        ]
+    return [
+        "  const int first_block = all_blocks * rank / SPLIT_K;",
+        "  const int k_blocks = all_blocks * (rank + 1) / SPLIT_K - first_block;",
+    ]
+
 
 _STREAM_WORK = """\
 // Stream-K: whole tiles as long as they fill the device, then equal shares of the k-blocks that are left. A share
@@ -170,8 +187,7 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     position = _tile_position(problem.batched)
     if not s.workspace:
         return [position]
-    cut = _STREAM_WORK if s.stream_k else _INTERLEAVED_WORK if s.interleave_k else _SPLIT_WORK
-    return [position, _WORK + cut]
+    return [position, _WORK + (_STREAM_WORK if s.stream_k else _split_work(s.interleave_k))]
 
 
 def product(pointer: str, problem: Problem) -> str:

@@ -240,7 +240,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     a_bytes = min(s.tile_m, rows) * s.tile_k * element
     b_bytes = min(s.tile_n, columns) * s.tile_k * element
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
-    first, second = ("b", "a") if s.swap_ab else ("a", "b")
+    first, second = s.operands
     a_cost, b_cost = _row_cost(problem, first, c), _row_cost(problem, second, c)
     asked = a_bytes / s.cluster_n * a_cost + b_bytes / s.cluster_m * b_cost
     block = _tensor_cycles(s, device, element, c)
@@ -495,7 +495,7 @@ def dram_traffic(
         lost = streamed * max(0.0, 1 - cache / (a + b))
         output += int(lost * (a * (grid.n - 1) + b * (grid.m - 1)))
     product = fast * (1 + again_fast * lost_panel) + slow * (1 + again_slow * lost_slow) + output
-    first, second = ("b", "a") if s.swap_ab else ("a", "b")
+    first, second = s.operands
     shared = sum(size for name, size in ((first, a), (second, b)) if problem.copies(name) == 1 and size < cache)
     return problem.batch * product - (problem.batch - 1) * shared
 

@@ -48,12 +48,10 @@ def run(backend: Backend, request: Request, tell: Tell) -> None:
     try:
         session = backend.open(request.problem, request.policy)
     except NoMemory as error:
-        for job in request.jobs:
-            _reject(job, Rejected("memory", str(error)), tell)
+        _reject_all(request, Rejected("memory", str(error)), tell)
     except Rejected as error:
         # Nothing can be compared on this problem; other problems can.
-        for job in request.jobs:
-            _reject(job, Rejected(error.status, f"cuBLAS itself: {error.reason}"), tell)
+        _reject_all(request, Rejected(error.status, f"cuBLAS itself: {error.reason}"), tell)
     else:
         _run_session(session, request, tell)
         session.close()
@@ -100,6 +98,11 @@ def _run_session(session: Session, request: Request, tell: Tell) -> None:
                 contestant.energies(),
             )
             tell(Finished(job.index, result))
+
+
+def _reject_all(request: Request, error: Rejected, tell: Tell) -> None:
+    for job in request.jobs:
+        _reject(job, error, tell)
 
 
 def _reject(job: Job, error: Rejected, tell: Tell) -> None:

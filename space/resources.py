@@ -85,7 +85,7 @@ def operand_tiles(problem: Problem, schedule: Schedule) -> tuple[OperandTile, Op
         slices = sharers if schedule.multicast_kind == "slice" else 1
         return OperandTile(operand, k_major, extent, -(-across // wide), along, sharers, slices, halves)
 
-    rows, columns = ("b", "a") if schedule.swap_ab else ("a", "b")
+    rows, columns = schedule.operands
     return (
         tile(rows, schedule.tile_m, schedule.cluster_n),
         tile(columns, schedule.tile_n, schedule.cluster_m, 2 if problem.fused.gated else 1),

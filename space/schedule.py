@@ -106,6 +106,11 @@ class Schedule:
     TMA does not take."""
 
     @property
+    def operands(self) -> tuple[str, str]:
+        """The operands of the problem that the kernel takes for its A and its B."""
+        return ("b", "a") if self.swap_ab else ("a", "b")
+
+    @property
     def staged(self) -> bool:
         """Whether results go through chunks of shared memory."""
         return self.store != "direct"
