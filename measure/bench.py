@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..space import NamedProblem, Schedule
 from .policy import FINAL, Policy
 from .results import Candidate, Result
 from .roofline import roofline_share, roofline_us
-from .stats import geomean
+from .stats import estimate, geomean
 from .supervisor import Measurer
 
 OnRow = Callable[[dict[str, Any]], None]
@@ -20,13 +20,23 @@ OnRow = Callable[[dict[str, Any]], None]
 RATIOS = ("ratio_cublas", "ratio_cublaslt_best")
 
 
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A problem and a schedule for it; `plain` is one for the product without the epilogue, to see what that costs. It
+    writes into the same outputs, so they must be as large: no gated pairs."""
+
+    named: NamedProblem
+    schedule: Schedule
+    plain: Schedule | None = None
+
+
 def bench(
     measurer: Measurer,
-    cases: Sequence[tuple[NamedProblem, Schedule]],
+    cases: Sequence[Case],
     policy: Policy = FINAL,
     on_row: OnRow | None = None,
 ) -> list[dict[str, Any]]:
-    """One row for each (problem, schedule), in the bench format; `on_row` gets each as soon as it is measured.
+    """One row for each case, in the bench format; `on_row` gets each as soon as it is measured.
 
     Times are microseconds of one call; ratios are their time over ours. A schedule that does not compile or is not
     correct has `correct` false, its `status` and `reason`, and null for what was not measured.
@@ -36,17 +46,50 @@ def bench(
         MeasureError: measuring fails for a reason that is not a schedule's.
     """
     rows = []
-    for named, schedule in cases:
-        compiled = compile_kernel(named.problem, schedule)
-        if compiled.status == "ok":
-            (result,) = measurer.measure(named.problem, [Candidate.of(schedule, compiled)], policy)
-        else:
-            result = Result(schedule, compiled.status, compiled.reason)
-        row = _row(measurer, named, result)
+    for case in cases:
+        row = _measure(measurer, case, policy)
         rows.append(row)
         if on_row:
             on_row(row)
     return rows
+
+
+def _measure(measurer: Measurer, case: Case, policy: Policy) -> dict[str, Any]:
+    problem = case.named.problem
+    kernel = compile_kernel(problem, case.schedule)
+    if kernel.status != "ok":
+        return _row(measurer, case.named, Result(case.schedule, kernel.status, kernel.reason), None)
+    candidates = [Candidate.of(case.schedule, kernel)]
+    if case.plain is not None:
+        kernel = compile_kernel(problem.plain, case.plain)
+        if kernel.status == "ok":
+            candidates.append(Candidate.of(case.plain, kernel, plain=True))
+    result, *others = measurer.measure(problem, candidates, policy)
+    plain = next((other for other in others if other.correct), None)
+    return _row(measurer, case.named, result, over_plain(result, plain) if plain and result.correct else None)
+
+
+def over_plain(fused: Result, plain: Result) -> dict[str, Any] | None:
+    """What an epilogue costs: `time` and `cycles` of a call over those of the product alone in the same rounds, with
+    their 95 % intervals, and the schedule of the latter. Cycles are time x effective clock. None when they have no
+    round in common."""
+    ours, theirs = _by_round(fused), _by_round(plain)
+    both = sorted(ours.keys() & theirs.keys())
+    if not both:
+        return None
+    time, cycles = (estimate([ours[r][i] / theirs[r][i] for r in both]) for i in range(2))
+    return {
+        "schedule_name": plain.schedule.name,
+        "time": time.median,
+        "cycles": cycles.median,
+        "ci95": {"time": (time.low, time.high), "cycles": (cycles.low, cycles.high)},
+    }
+
+
+def _by_round(result: Result) -> dict[int, tuple[float, float]]:
+    """Microseconds and cycles of each round."""
+    samples = zip(result.rounds, result.times_us, result.clocks_mhz, strict=True)
+    return {index: (us, us * mhz) for index, us, mhz in samples}
 
 
 def document(measurer: Measurer, policy: Policy, command: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -58,7 +101,6 @@ def document(measurer: Measurer, policy: Policy, command: str, rows: Sequence[di
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "rows": list(rows),
         "geomean": geomeans(rows),
-        "fused_over_plain": fused_over_plain(rows),
     }
 
 
@@ -67,27 +109,7 @@ def geomeans(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     return {name: geomean([row[name] for row in rows if row["correct"]]) or None for name in RATIOS}
 
 
-def fused_over_plain(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What an epilogue costs: for each row that has one, by its name, the row of the same product without it, and the
-    `time` and `cycles` of the first over those of the second. Times of separate rows see different clocks where the GPU
-    is limited by power; cycles do not."""
-    right = [row for row in rows if row["correct"]]
-    plain = {_without_epilogue(row): row for row in right if row["problem"]["epilogue"] == "none"}
-    costs = {}
-    for row in right:
-        base = plain.get(_without_epilogue(row))
-        if base is not None and base is not row:
-            time = row["ours_us"] / base["ours_us"]
-            cycles = time * row["effective_mhz"] / base["effective_mhz"]
-            costs[row["name"]] = {"plain": base["name"], "time": time, "cycles": cycles}
-    return costs
-
-
-def _without_epilogue(row: dict[str, Any]) -> str:
-    return str({name: value for name, value in row["problem"].items() if name != "epilogue"})
-
-
-def _row(measurer: Measurer, named: NamedProblem, result: Result) -> dict[str, Any]:
+def _row(measurer: Measurer, named: NamedProblem, result: Result, over_plain: dict[str, Any] | None) -> dict[str, Any]:
     def known(value: Any) -> Any:
         return value if result.correct else None
 
@@ -122,6 +144,7 @@ def _row(measurer: Measurer, named: NamedProblem, result: Result) -> dict[str, A
         "power_limited": known(result.power_limited),
         "slot_ms": known(result.slot_ms),
         "rounds": len(result.times_us),
+        "over_plain": over_plain,
         "roofline_us": known(roofline_us(named.problem, measurer.device, mhz)),
         "roofline_share": known(roofline_share(named.problem, measurer.device, mhz, result.median_us or 1.0)),
     }

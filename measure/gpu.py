@@ -7,7 +7,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -45,12 +45,27 @@ _REPEATED_ELEMENTS = {"deterministic": 2**28, "atomic": 2**25}
 more memory than checking does."""
 
 
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a kernel has to compute: the outputs of `problem` on the first operand sets, by name, in float32."""
+
+    problem: Problem
+    exact: Sequence[Mapping[str, Any]]
+    allowed: check.Tolerance
+
+    @classmethod
+    def of(cls, problem: Problem, sets: Sequence[OperandSet]) -> Goal:
+        """That of `sets`, within the tolerance of the problem."""
+        return cls(problem, [_float32_result(problem, operands) for operands in sets], check.tolerance(problem))
+
+
 @dataclass(slots=True)
 class GpuContestant:
     """A verified candidate with its launches, one for each operand set, and its slot."""
 
     check: Mapping[str, Any]
     smem: int
+    plain: bool
     slot: Slot
     workspace: Any
     """Kept alive: the slot's graph knows its address alone."""
@@ -186,8 +201,7 @@ class GpuSession:
             raise NoMemory(f"{problem.key} needs {need / 2**30:.1f} GiB, the GPU has {free / 2**30:.1f} free")
         self._seed = 1000 * policy.seed  # of the first operand set; there are fewer than 1000
         self._sets = [normal_set(problem, self._seed + index) for index in range(sets)]
-        self._exact = [_float32_result(problem, operands) for operands in self._sets[: policy.check_seeds]]
-        self._allowed = check.tolerance(problem)
+        self._goals: dict[bool, Goal] = {}
         self._rng = random.Random(f"{policy.key} {problem.key}")
         watch = gpu.stopwatch
         self._verify_reference(default)
@@ -201,14 +215,15 @@ class GpuSession:
 
     def verify(self, candidate: Candidate, checked: Mapping[str, Any] | None) -> GpuContestant:
         """Run the candidate alone and compare; capture its slot."""
-        gpu, problem = self._gpu, self.problem
+        gpu = self._gpu
         if self.spoiled:
             self._renew()
         with self._guarded():
-            plan = launch_plan(problem, candidate.schedule)
-            kernel = gpu.kernel(candidate, problem)
+            goal = self._goal(candidate.plain)
+            plan = launch_plan(goal.problem, candidate.schedule)
+            kernel = gpu.kernel(candidate, goal.problem)
             if checked is None:
-                names = self._verify_companions(candidate, kernel)
+                names = self._verify_companions(goal.problem, candidate, kernel)
             workspace = _workspace(kernel, plan)
             launches = [_bind(kernel, plan, operands, workspace) for operands in self._sets]
 
@@ -216,7 +231,7 @@ class GpuSession:
                 launches[index].launch(gpu.handle)
 
             if checked is None:
-                verdict = self._compare(enqueue, self._allowed)
+                verdict = self._compare(enqueue, goal)
                 checked = {
                     "worst": verdict.worst,
                     "norm": verdict.norm,
@@ -225,10 +240,10 @@ class GpuSession:
                 }
             us = gpu.stopwatch.estimate_us(enqueue, len(self._sets))
             if "repeats" not in checked:  # not verified by an earlier worker either
-                checked = {**checked, "repeats": self._repeat(candidate, enqueue, us)}
+                checked = {**checked, "repeats": self._repeat(candidate, goal, enqueue, us)}
             slot = gpu.stopwatch.slot(candidate.schedule.name, enqueue, len(self._sets), us, self._slot_ms)
             self._slots.append(slot)
-        return GpuContestant(checked, plan.smem_bytes, slot, workspace)
+        return GpuContestant(checked, plan.smem_bytes, candidate.plain, slot, workspace)
 
     def race(self, contestants: Sequence[Contestant], alive: Callable[[float], None]) -> Field:
         """All rounds: cuBLAS's default, the best of cuBLASLt and the contestants."""
@@ -268,10 +283,10 @@ class GpuSession:
         assert isinstance(contestant, GpuContestant)
         with self._guarded():
             try:
-                self._replay_and_judge(contestant.slot)
+                self._replay_and_judge(contestant)
             except Rejected:
                 self._renew()
-                self._replay_and_judge(contestant.slot)
+                self._replay_and_judge(contestant)
 
     def close(self) -> None:
         """Free the candidates' graphs, and kernels beyond those worth keeping."""
@@ -284,18 +299,25 @@ class GpuSession:
         self.close()
         _close([self._spacer, self._default, *self._finalists])
 
-    def _replay_and_judge(self, slot: Slot) -> None:
-        seeds = min(self.policy.check_seeds, slot.calls)
+    def _goal(self, plain: bool) -> Goal:
+        """What candidates have to compute, with the problem's epilogue or `plain`."""
+        if plain not in self._goals:
+            problem = self.problem.plain if plain else self.problem
+            self._goals[plain] = Goal.of(problem, self._sets[: self.policy.check_seeds])
+        return self._goals[plain]
+
+    def _replay_and_judge(self, contestant: GpuContestant) -> None:
+        seeds = min(self.policy.check_seeds, contestant.slot.calls)
         for operands in self._sets[:seeds]:
             operands.poison()
-        self._gpu.stopwatch.replay(slot)
-        self._judge(range(seeds), self._allowed, "after timing")
+        self._gpu.stopwatch.replay(contestant.slot)
+        self._judge(seeds, self._goal(contestant.plain), "after timing")
 
     def _renew(self) -> None:
         """Draw the operands anew, in place, and their references: something may have written into them."""
         for index, operands in enumerate(self._sets):
             operands.fill_normal(self._seed + index)
-        self._exact = [_float32_result(self.problem, operands) for operands in self._sets[: self.policy.check_seeds]]
+        self._goals.clear()
         self.spoiled = False
 
     @contextmanager
@@ -307,14 +329,14 @@ class GpuSession:
         except NoMemory as error:
             raise Rejected("memory", str(error)) from error
 
-    def _verify_companions(self, candidate: Candidate, kernel: Kernel) -> list[str]:
+    def _verify_companions(self, problem: Problem, candidate: Candidate, kernel: Kernel) -> list[str]:
         """Odd shapes, on integers, right to the bit; returns their names.
 
         Raises:
             Rejected: one is wrong.
         """
         gpu = self._gpu
-        problems = check.companions(self.problem, candidate.schedule, gpu.device)
+        problems = check.companions(problem, candidate.schedule, gpu.device)
         counts = []
         for problem in problems:
             operands, exact = gpu.companion(problem)
@@ -338,7 +360,7 @@ class GpuSession:
                 raise Rejected("correctness", f"{wrong:.0f} of {elements} elements are wrong for {shape}")
         return [check.shape(problem) for problem in problems]
 
-    def _compare(self, enqueue: Callable[[int], None], allowed: check.Tolerance) -> check.Verdict:
+    def _compare(self, enqueue: Callable[[int], None], goal: Goal) -> check.Verdict:
         """The worst verdict of one call on each checked operand set.
 
         Raises:
@@ -347,9 +369,9 @@ class GpuSession:
         for index in range(self.policy.check_seeds):
             self._sets[index].poison()
             enqueue(index)
-        return self._judge(range(self.policy.check_seeds), allowed, "")
+        return self._judge(self.policy.check_seeds, goal, "")
 
-    def _repeat(self, candidate: Candidate, enqueue: Callable[[int], None], us: float) -> int:
+    def _repeat(self, candidate: Candidate, goal: Goal, enqueue: Callable[[int], None], us: float) -> int:
         """Run the candidate again and again on one operand set: a race that is lost once in a hundred launches shows.
 
         Returns how often: as the policy says, within a bounded time.
@@ -364,11 +386,12 @@ class GpuSession:
         operands = self._sets[0]
         numerics = candidate.schedule.numerics
         compared = []
-        for name, output in operands.outputs.items():
+        for name, exact in goal.exact[0].items():
+            output = operands.outputs[name]
             rows, columns = output.rows.shape
             part = next(check.row_slices(rows, columns, _REPEATED_ELEMENTS[numerics]))
             first = output.rows[part].view(torch().uint8).clone()
-            compared.append((output, part, first, self._exact[0][name][part]))
+            compared.append((output, part, first, exact[part]))
         differing = []
         for _ in range(repeats):
             operands.poison()
@@ -378,18 +401,18 @@ class GpuSession:
                 if numerics == "deterministic":
                     differing.append((again.view(torch().uint8) != first).any())
                 else:
-                    differing.append(~(check.errors(again.float(), exact, self._allowed)[0] <= 1))
+                    differing.append(~(check.errors(again.float(), exact, goal.allowed)[0] <= 1))
         count = sum(self._read(torch().stack(differing)))
         if count:
             self._gpu.forget()
             raise Rejected("correctness", f"{count:.0f} of {repeats} further launches give another output")
         return repeats
 
-    def _judge(self, indices: range, allowed: check.Tolerance, when: str) -> check.Verdict:
+    def _judge(self, seeds: int, goal: Goal, when: str) -> check.Verdict:
         verdicts = []
-        for index in indices:
-            for name, output in self._sets[index].outputs.items():
-                verdicts.append(self._judge_output(name, output, self._exact[index][name], allowed, when))
+        for operands, exact in zip(self._sets[:seeds], goal.exact, strict=False):
+            for name, expected in exact.items():
+                verdicts.append(self._judge_output(name, operands.outputs[name], expected, goal.allowed, when))
         return max(verdicts, key=lambda verdict: verdict.worst)
 
     def _judge_output(
@@ -430,8 +453,8 @@ class GpuSession:
 
     def _verify_reference(self, reference: Reference) -> None:
         """A reference that computes something else is no reference: fast for the wrong reason."""
-        allowed = check.library_tolerance(self.problem)
-        self._compare(self._calls(reference), allowed)
+        goal = replace(self._goal(plain=False), allowed=check.library_tolerance(self.problem))
+        self._compare(self._calls(reference), goal)
 
     def _race_cublaslt(self) -> list[Slot]:
         """The slots of the fastest algorithms of cuBLASLt: of all it offers, in a race of its own."""

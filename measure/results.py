@@ -24,17 +24,21 @@ of cycles compare time x effective clock.
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A compiled schedule: `cubin` with the kernel `entry`, which uses `regs` registers a thread."""
+    """A compiled schedule: `cubin` with the kernel `entry`, which uses `regs` registers a thread.
+
+    One that is `plain` computes the product alone, whatever epilogue the problem has: it shows what fusing costs.
+    """
 
     schedule: Schedule
     cubin: bytes
     entry: str
     regs: int
+    plain: bool = False
 
     @classmethod
-    def of(cls, schedule: Schedule, kernel: CompiledKernel) -> Candidate:
+    def of(cls, schedule: Schedule, kernel: CompiledKernel, plain: bool = False) -> Candidate:
         """The candidate of a kernel that was compiled and accepted (status `ok`)."""
-        return cls(schedule, kernel.cubin, kernel.entry, kernel.audit.registers if kernel.audit else 0)
+        return cls(schedule, kernel.cubin, kernel.entry, kernel.audit.registers if kernel.audit else 0, plain)
 
 
 def shortened(value: Any) -> Any:

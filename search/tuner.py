@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nsmallest
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ..cost_model.analytic import estimate_us
 from ..cost_model.costs import by_problem, cost, costs, yardstick
@@ -18,6 +18,8 @@ from ..heuristics.query import distance
 from ..heuristics.table import is_final
 from ..measure.policy import FINAL, SCREEN, Policy
 from ..space import FOR_TIME, BadInput, Device, Problem, Schedule, shown
+from ..space.rules import DEPENDENT_LAUNCH
+from ..space.schedule import vary
 from .budget import Budget, Meter, gain
 from .known import known_before
 from .proposer import Proposer
@@ -125,6 +127,8 @@ class Summary:
 
 
 OnProgress = Callable[[Progress], None]
+
+Key = TypeVar("Key")
 
 
 def tune(
@@ -235,7 +239,8 @@ class _Run:
         self._progress = progress
         history, self._known = known_before(runner, journal, history, self._options.objective)
         self._before = by_problem(history.measures)
-        self._relatives = _by_kind(self._before)
+        self._relatives = _grouped(self._before, lambda problem: problem.kind)
+        self._twins = _grouped(self._before, _product)
         self._liked: dict[Problem, list[Schedule]] = {}
         self._lessons: list[Measure] = list(history.measures)
         self._learned = 0 if ranker is None else len(self._lessons)
@@ -248,7 +253,7 @@ class _Run:
 
     def all(self, problems: Sequence[Problem]) -> Summary:
         known = 0
-        self._kin = _by_kind(problems)
+        self._kin = _grouped(problems, lambda problem: problem.kind)
         for index, problem in enumerate(problems):
             before = self._known.get(problem, [])
             transfers = [*self._incumbent(problem), *self._transfers(problem)]
@@ -387,13 +392,20 @@ class _Run:
 
     def _transfers(self, problem: Problem) -> list[Schedule]:
         """The best schedules of the nearest problems of this kind that were measured before, here or elsewhere: itself,
-        if it is among them, and others."""
+        if it is among them, and others. And those of the same product with another epilogue or overlap."""
+        launch = DEPENDENT_LAUNCH[problem.overlap][-1]
+        twins = [other for other in self._twins.get(_product(problem), ()) if other != problem]
         nearest = _nearest(problem, self._relatives.get(problem.kind, ()))
-        for other in nearest:
-            if other not in self._liked:
-                ranked = nsmallest(LIKED, ((value, s) for s, value in costs(self._before[other]).items()))
-                self._liked[other] = [s for _, s in ranked]
-        return [s for other in nearest for s in self._liked[other]]
+        return [
+            *(s for other in nearest for s in self._best_before(other)),
+            *(vary(s, dependent_launch=launch) for other in twins for s in self._best_before(other)),
+        ]
+
+    def _best_before(self, problem: Problem) -> list[Schedule]:
+        if problem not in self._liked:
+            ranked = nsmallest(LIKED, ((value, s) for s, value in costs(self._before[problem]).items()))
+            self._liked[problem] = [s for _, s in ranked]
+        return self._liked[problem]
 
     def _share(self, task: _Task) -> None:
         """Let a problem try what its nearest siblings like best by now: their kernels are compiled."""
@@ -446,11 +458,16 @@ class _Run:
         return Summary(winners, failed, self._measured, known, self._meter.elapsed_s, interrupted)
 
 
-def _by_kind(problems: Iterable[Problem]) -> dict[tuple[str, ...], list[Problem]]:
-    kinds: dict[tuple[str, ...], list[Problem]] = {}
+def _grouped(problems: Iterable[Problem], key: Callable[[Problem], Key]) -> dict[Key, list[Problem]]:
+    groups: dict[Key, list[Problem]] = {}
     for problem in problems:
-        kinds.setdefault(problem.kind, []).append(problem)
-    return kinds
+        groups.setdefault(key(problem), []).append(problem)
+    return groups
+
+
+def _product(problem: Problem) -> Problem:
+    """What problems have in common that differ in the epilogue and the overlap alone."""
+    return replace(problem.plain, overlap="none")
 
 
 def _nearest(problem: Problem, others: Iterable[Problem]) -> list[Problem]:

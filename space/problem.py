@@ -174,6 +174,11 @@ class Problem:
         return _fused(self.epilogue)
 
     @property
+    def plain(self) -> Problem:
+        """The product without the epilogue."""
+        return replace(self, epilogue="none")
+
+    @property
     def bias_dtype(self) -> str:
         """The dtype of a bias: D's, but bf16 where D has 8 bits."""
         return "bf16" if OUT_DTYPE_BYTES[self.out_dtype] == 1 else self.out_dtype

@@ -258,10 +258,16 @@ class Instrument:
             return [Result(schedule, "correctness", "7 wrong elements")]
         ratios = {"ratio_to_ref": 1.1, "ratio_to_best": 0.9, "ratio_cycles": 1.2, "ratio_cycles_best": 0.8}
         ci95 = {name: (value - 0.01, value + 0.01) for name, value in ratios.items()}
-        times: dict[str, Any] = {"times_us": (10.0,), "median_us": 10.0, "ref_us": 11.0, "best_us": 9.0}
+        times: dict[str, Any] = {"median_us": 10.0, "ref_us": 11.0, "best_us": 9.0}
         if policy.energy_ms:
             times |= {"energy_mj": 42.5, "ratio_energy": 1.3}
-        return [Result(schedule, "correct", best="cublaslt1", clock_mhz=1500.0, ci95=ci95, **times, **ratios)]
+        results = []
+        for candidate in candidates:
+            own = times | {"times_us": (8.0 if candidate.plain else 10.0,), "rounds": (0,), "clocks_mhz": (1500.0,)}
+            results.append(
+                Result(candidate.schedule, "correct", best="cublaslt1", clock_mhz=1500.0, ci95=ci95, **own, **ratios)
+            )
+        return results
 
 
 @pytest.fixture
@@ -272,9 +278,9 @@ def bench(run: Cli, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tileseek.commands.bench.hopper", lambda gpu: gpus.Gpu(gpu, "", "NVIDIA H200", "9.0", 132, 1))
     monkeypatch.setattr("tileseek.commands.bench.require", lambda *_: None)
 
-    def bench(ms: list[int], *words: object) -> Run:
-        rows = [f"p{m},nt,bf16,{m},6144,4096\n" for m in ms]
-        (tmp_path / "suite.csv").write_text("name,layout,dtype,m,n,k\n" + "".join(rows))
+    def bench(ms: list[int], *words: object, epilogue: str = "none") -> Run:
+        rows = [f"p{m},nt,bf16,{m},6144,4096,{epilogue}\n" for m in ms]
+        (tmp_path / "suite.csv").write_text("name,layout,dtype,m,n,k,epilogue\n" + "".join(rows))
         return run("bench", tmp_path / "suite.csv", "--table", table, *words)
 
     return bench
@@ -286,7 +292,7 @@ def test_bench_prints_rows_and_means(bench: Cli, tmp_path: Path) -> None:
     assert done.code == 0
     document = json.loads(done.out)
     assert out.read_text() == done.out
-    assert set(document) == {"env", "policy", "command", "date", "rows", "geomean", "fused_over_plain"}
+    assert set(document) == {"env", "policy", "command", "date", "rows", "geomean"}
     large, wrong, middle = document["rows"]
     assert (large["name"], large["ours_us"], large["ratio_cublaslt_best"]) == ("p8192", 10.0, 0.9)
     assert large["ci95"]["ratio_cublas"] == pytest.approx([1.09, 1.11])
@@ -306,6 +312,18 @@ def test_bench_measures_energy_when_asked(bench: Cli) -> None:
     assert (row["energy_mj"], row["ratio_energy_cublas"]) == (42.5, 1.3)
     assert document["policy"]["energy_ms"] > 0
     assert " 42.5 " in bench([8192], "--energy").out
+
+
+def test_bench_tells_what_an_epilogue_costs(bench: Cli) -> None:
+    rows = {
+        epilogue: json.loads(bench([8192], "--json", epilogue=epilogue).out)["rows"][0]
+        for epilogue in ("none", "bias+gelu", "silu+gated")
+    }
+    assert rows["none"]["over_plain"] is None
+    assert rows["silu+gated"]["over_plain"] is None
+    cost = rows["bias+gelu"]["over_plain"]
+    assert (cost["time"], cost["cycles"]) == (1.25, 1.25)
+    assert " 1.250 [1.250, 1.250] " in bench([8192], epilogue="bias+gelu").out
 
 
 def test_bench_keeps_its_rows_when_it_is_interrupted(bench: Cli, tmp_path: Path) -> None:

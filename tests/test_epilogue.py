@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tileseek.codegen import CompilePool, generate, launch_plan
 from tileseek.codegen.fusion import activation_function
-from tileseek.measure.bench import fused_over_plain
+from tileseek.measure.bench import over_plain
+from tileseek.measure.results import Result
 from tileseek.space import (
     ACTIVATIONS,
     EPILOGUE_WORDS,
@@ -243,17 +244,16 @@ def test_activations_are_exact_enough(name: str) -> None:
     assert got[-1] == 20
 
 
-def test_bench_tells_what_an_epilogue_costs() -> None:
-    def row(name: str, problem: Problem, us: float, mhz: float, correct: bool = True) -> dict[str, object]:
-        return {"name": name, "problem": problem.to_json(), "ours_us": us, "effective_mhz": mhz, "correct": correct}
+def test_an_epilogue_costs_what_it_adds_in_the_same_rounds() -> None:
+    def result(rounds: tuple[int, ...], us: tuple[float, ...], mhz: tuple[float, ...]) -> Result:
+        return Result(COOPERATIVE, "correct", rounds=rounds, times_us=us, clocks_mhz=mhz)
 
-    fused = replace(LARGE, epilogue="bias+gelu")
-    rows = [
-        row("fused", fused, 110.0, 1400.0),
-        row("plain", LARGE, 100.0, 1500.0),
-        row("other", replace(fused, m=64), 5.0, 1900.0),
-        row("wrong", replace(LARGE, epilogue="residual"), 1.0, 1.0, correct=False),
-    ]
-    costs = fused_over_plain(rows)
-    assert list(costs) == ["fused"]
-    assert costs["fused"] == {"plain": "plain", "time": pytest.approx(1.1), "cycles": pytest.approx(1.1 * 1400 / 1500)}
+    fused = result((0, 1, 3), (110.0, 230.0, 9.0), (1400.0, 1500.0, 1900.0))
+    plain = result((0, 1, 2), (100.0, 200.0, 9.0), (1500.0, 1500.0, 1900.0))
+    cost = over_plain(fused, plain)
+    assert cost
+    assert cost["schedule_name"] == COOPERATIVE.name
+    assert cost["time"] == pytest.approx((1.1 + 1.15) / 2)
+    assert cost["cycles"] == pytest.approx((1.1 * 1400 / 1500 + 1.15) / 2)
+    assert cost["ci95"]["time"] == pytest.approx((1.1, 1.15))
+    assert over_plain(fused, result((7,), (1.0,), (1500.0,))) is None

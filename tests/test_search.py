@@ -389,6 +389,16 @@ def test_proposals_are_fresh_valid_and_learn_from_failures() -> None:
     assert true_us(problem, proposer.best(1)[0]) == fastest
 
 
+def test_what_the_same_product_liked_with_another_overlap_is_tried_first() -> None:
+    problem, runner = PROBLEMS[0], SyntheticRunner()
+    liked = Schedule.parse("coop1_64x24x64_s6_w0_c1x1_tile_rm1_reg0-0_tma16x2_swap_efb_l2-128")
+    assert not violations(problem, liked, H200)
+    history = JournalContents(measures=[measure(problem, liked, 9.0)])
+    overlapping = replace(problem, overlap="weights")
+    tune([overlapping], runner, Budget(measurements=12), history=history, options=Options(batch=12))
+    assert (overlapping, replace(liked, dependent_launch="weights")) in runner.asked
+
+
 def test_listed_space_projects_onto_its_list(contents: JournalContents) -> None:
     problem = PROBLEMS[1]
     schedules = [m.schedule for m in contents.measures if m.problem == problem]

@@ -9,7 +9,7 @@ import pytest
 from tileseek.codegen.compiler import compile_kernel
 from tileseek.codegen.nvrtc import compile_source
 from tileseek.codegen.source import generate
-from tileseek.measure.bench import bench, geomeans
+from tileseek.measure.bench import Case, bench, geomeans
 from tileseek.measure.policy import BURST_FINAL, FINAL, SCREEN
 from tileseek.measure.results import Candidate
 from tileseek.measure.supervisor import Measurer
@@ -110,12 +110,20 @@ def test_a_result_says_how_it_was_measured(measurer: Measurer) -> None:
 
 
 def test_bench_rows_for_both_regimes(measurer: Measurer) -> None:
-    case = (NamedProblem("middle", PROBLEM), schedule("tma"))
+    case = Case(NamedProblem("middle", PROBLEM), schedule("tma"))
     for policy in (replace(FINAL, rounds=7), replace(BURST_FINAL, rounds=3)):
         rows = bench(measurer, [case], policy)
         assert rows[0]["correct"]
         assert rows[0]["ours_us"] >= rows[0]["roofline_us"] * 0.97
         assert geomeans(rows)["ratio_cublas"] == pytest.approx(rows[0]["ratio_cublas"])
+
+
+def test_bench_tells_what_an_epilogue_costs(measurer: Measurer) -> None:
+    fused = replace(PROBLEM, epilogue="bias+gelu+residual")
+    (row,) = bench(measurer, [Case(NamedProblem("fused", fused), schedule("tma"), schedule("tma"))], QUICK)
+    assert row["correct"]
+    low, high = row["over_plain"]["ci95"]["cycles"]
+    assert 0.9 < low <= row["over_plain"]["cycles"] <= high < 2
 
 
 def test_a_problem_larger_than_the_gpu_is_memory(measurer: Measurer) -> None:

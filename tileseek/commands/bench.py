@@ -11,7 +11,7 @@ import typer
 
 from ..api import best_schedule, load_table
 from ..measure.gpus import hopper
-from ..space import BadInput, Device, NamedProblem, Schedule, shown, unsupported
+from ..space import BadInput, Device, NamedProblem, shown, unsupported
 from .inputs import (
     AsJson,
     Asked,
@@ -27,9 +27,8 @@ from .inputs import (
 from .output import check_writable, command_line, deliver, notes, print_table, progress, stop_early
 
 if TYPE_CHECKING:
+    from ..measure.bench import Case
     from ..measure.policy import Policy
-
-Case = tuple[NamedProblem, Schedule]
 
 
 @for_problems
@@ -48,8 +47,11 @@ def command(
 ) -> None:
     """Measure against the cuBLAS default and the best of cuBLASLt, interleaved in rounds.
 
+    A problem with an epilogue also runs without it in the same rounds, each with the best schedule known.
+
     A run that is interrupted keeps the rows it has.
     """
+    from ..measure.bench import Case
     from ..measure.policy import POLICIES
 
     named = _at_least(least, asked.problems)
@@ -61,7 +63,7 @@ def command(
         check_writable(out)
     if schedule is not None:
         problem = one_problem(named)
-        cases = [(named[0], check_schedule(schedule, problem, device))]
+        cases = [Case(named[0], check_schedule(schedule, problem, device))]
     else:
         cases = _best_known(named, table, device)
     rules = POLICIES[policy].with_energy() if energy else POLICIES[policy]
@@ -78,6 +80,8 @@ def _at_least(size: int, named: Sequence[NamedProblem]) -> list[NamedProblem]:
 
 
 def _best_known(named: Sequence[NamedProblem], table: Path | None, device: Device) -> list[Case]:
+    from ..measure.bench import Case
+
     tuned = load_table(table, device)
     runnable = [each for each in named if not list(unsupported(each.problem, device))]
     if not runnable:
@@ -89,7 +93,14 @@ def _best_known(named: Sequence[NamedProblem], table: Path | None, device: Devic
     guesses = sum(choice.provenance != "exact" for choice in choices)
     if guesses:
         notes.print(f"{guesses} of {len(choices)} problems are not in the table: their schedules are guesses")
-    return [(each, choice.schedule) for each, choice in zip(runnable, choices, strict=True)]
+    plain = [
+        None
+        if each.problem == each.problem.plain or each.problem.fused.gated
+        # A gated pair stores half as much: no product to compare with.
+        else best_schedule(each.problem.plain, tuned, device).schedule
+        for each in runnable
+    ]
+    return [Case(each, choice.schedule, p) for each, choice, p in zip(runnable, choices, plain, strict=True)]
 
 
 def _measure(cases: Sequence[Case], policy: Policy, gpu: int) -> tuple[dict[str, Any], str | None]:
@@ -98,17 +109,16 @@ def _measure(cases: Sequence[Case], policy: Policy, gpu: int) -> tuple[dict[str,
     from ..measure.bench import bench, document
     from ..measure.supervisor import MeasureError, Measurer
 
+    kernels = [(case.named.problem, case.schedule) for case in cases]
+    kernels += [(case.named.problem.plain, case.plain) for case in cases if case.plain is not None]
     rows: list[dict[str, Any]] = []
     stopped = None
     with Measurer(gpu) as measurer:
         try:
             # Into the cache, from which `bench` takes them one by one.
-            with CompilePool() as pool, progress("compiling", len(cases)) as advance:
+            with CompilePool() as pool, progress("compiling", len(kernels)) as advance:
                 done = itertools.count(1)
-                pool.compile_many(
-                    [(named.problem, schedule) for named, schedule in cases],
-                    lambda _, kernel: advance("compiling", next(done)),
-                )
+                pool.compile_many(kernels, lambda _, kernel: advance("compiling", next(done)))
             with progress("measuring", len(cases)) as advance:
 
                 def keep(row: dict[str, Any]) -> None:
@@ -169,8 +179,8 @@ def _print(document: dict[str, Any]) -> None:
         f"geometric mean: {number(mean['ratio_cublas'], 3)} vs cuBLAS,"
         f" {number(mean['ratio_cublaslt_best'], 3)} vs best Lt"
     )
-    if costs := document["fused_over_plain"]:
+    if costs := {row["name"]: row["over_plain"] for row in document["rows"] if row["over_plain"]}:
         print_table(
-            ["fused", "over plain", "time", "cycles"],
-            [[name, cost["plain"], f"{cost['time']:.3f}", f"{cost['cycles']:.3f}"] for name, cost in costs.items()],
+            ["fused", "time over plain", "cycles over plain", "plain schedule"],
+            [[name, ratio(cost, "time"), ratio(cost, "cycles"), cost["schedule_name"]] for name, cost in costs.items()],
         )
