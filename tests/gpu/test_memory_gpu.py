@@ -41,7 +41,7 @@ torch.cuda.synchronize()
 
 def memcheck(*program: str) -> str:
     """What memcheck says of this project's kernels in a Python program."""
-    options = "--tool memcheck --report-api-errors no --error-exitcode 9".split()
+    options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]
     command = [SANITIZER, *options, "--kernel-name", f"kernel_substring={ENTRY}", sys.executable, *program]
     # Every tensor in an allocation of its own: within a pool any address is valid.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
