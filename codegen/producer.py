@@ -30,7 +30,6 @@ def load_flags(problem: Problem, s: Schedule) -> set[tuple[bool, bool]]:
 
 def producer(problem: Problem, s: Schedule, leave: str) -> str:
     """The branch of the producer warpgroup, up to and with its return."""
-    tiles = dict(zip("ab", operand_tiles(problem, s), strict=True))
     lines = ["  if (warpgroup == 0) {"]
     if s.producer_regs:
         lines.append(f"    shrink_registers<{s.producer_regs}>();")
@@ -41,19 +40,13 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     lines += ["    if (warp == 0 && elect_one()) {"]
     if s.dependent_launch:
         lines.append("      launch_dependents();")
-    if s.evict_first:
-        lines.append("      const u64 once = evict_first();")
-    for name, tile in tiles.items():
-        lines += load_operand(problem, s, name, tile)
+    if not s.early_fill:
+        lines += ["    " + line for line in loads(problem, s)]
     lines.append("      Ring<STAGES> ring{0, 0};")
-    corner = {name: corner_of(problem, name) for name in tiles}
-    arriving = "A_STAGE + B_STAGE"
-    if s.clip_boxes:
-        arriving = "stage_bytes"
-        lines += [
-            "      // Rows of a tile outside the matrix are not loaded. What was left there, NaN or not, reaches only",
-            "      // rows or columns of the accumulators that are never stored.",
-        ]
+    corner = {name: corner_of(problem, name) for name in "ab"}
+    arriving = _arriving(s)
+    if s.clip_boxes and not s.early_fill:
+        lines += ["      " + line for line in _CLIPPED]
     first = first_block(s)
     if s.dependent_launch == "weights":
         early = "a" if s.swap_ab else "b"
@@ -93,6 +86,15 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             f"          load_a(ring.stage, column, {corner['a']});",
             f"          load_b(ring.stage, column, {corner['b']});",
         ]
+        if s.early_fill:
+            indented = ["  " + line for line in fill]
+            fill = [
+                "          if (filled > 0) {",
+                "            --filled;",
+                "          } else {",
+                *indented,
+                "          }",
+            ]
     lines += [
         "      bool backwards = false;",
         *("      " + line for line in loop(s)),
@@ -113,6 +115,44 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         lines.append("  " + leave)
     lines += ["    return;", "  }"]
     return "\n".join(lines)
+
+
+def loads(problem: Problem, s: Schedule) -> list[str]:
+    """Lambdas that fill a stage with an operand, and what they need."""
+    lines = ["  const u64 once = evict_first();"] if s.evict_first else []
+    for name, tile in zip("ab", operand_tiles(problem, s), strict=True):
+        lines += [line.removeprefix("    ") for line in load_operand(problem, s, name, tile)]
+    return lines
+
+
+def early_fill(problem: Problem, s: Schedule) -> list[str]:
+    """Lines of one thread that ask for the first round of stages; `filled` then counts them."""
+    first = first_block(s)
+    block = f"({first}filled)" if first else "filled"
+    return [
+        *loop(s),
+        "  const Position at = tile_position(tile, walk);",
+        *(["  " + line for line in _CLIPPED] if s.clip_boxes else []),
+        "  #pragma unroll 1",
+        "  for (; filled < STAGES && filled < k_blocks; ++filled) {",
+        f"    mbarrier_expect(full + 8 * filled, {_arriving(s)});",
+        f"    load_a(filled, {block} * TILE_K, {corner_of(problem, 'a')});",
+        f"    load_b(filled, {block} * TILE_K, {corner_of(problem, 'b')});",
+        "  }",
+        "  break;",
+        "}",
+    ]
+
+
+def _arriving(s: Schedule) -> str:
+    """The bytes of a stage as a CUDA expression."""
+    return "stage_bytes" if s.clip_boxes else "A_STAGE + B_STAGE"
+
+
+_CLIPPED = [
+    "// Rows of a tile outside the matrix are not loaded. What was left there, NaN or not, reaches only",
+    "// rows or columns of the accumulators that are never stored.",
+]
 
 
 _DRAIN = [

@@ -23,7 +23,7 @@ from ..space.resources import (
 from . import copying, epilogue, fusion, gemv, ptx, scales, walk
 from .consumer import consumer
 from .plan import map_rank, staged_matrices, store_widths
-from .producer import load_flags, producer
+from .producer import early_fill, load_flags, loads, producer
 
 GENERATOR_VERSION = "3"
 """Raised when generated code changes in a way that can change a time. `space.generations` says of which kernels: older
@@ -284,7 +284,7 @@ def _empty_arrivals(s: Schedule, stage: str) -> str:
     return "\n" + 20 * " " + (count if readers == 1 else f"{readers} * ({count})")
 
 
-def _barriers(problem: Problem, s: Schedule) -> list[str]:
+def _mbarriers(problem: Problem, s: Schedule) -> list[str]:
     """Lines of warp 0 that initialise all mbarriers."""
     exchange = []
     if s.split_cluster:
@@ -292,21 +292,31 @@ def _barriers(problem: Problem, s: Schedule) -> list[str]:
             "mbarrier_init(smem + SMEM_EXCHANGED, 1);",
             f"mbarrier_expect(smem + SMEM_EXCHANGED, {epilogue.received_bytes(problem, s)});",
         ]
-    full = copying.full_arrivals(problem, s)
-    rings = [("STAGES", ("full", f" {full}"), ("empty", _empty_arrivals(s, "i")))]
+    arrivals = copying.full_arrivals(problem, s)
+    full = f"mbarrier_init(full + 8 * i, {arrivals});"
+    empty = f"mbarrier_init(empty + 8 * i,{_empty_arrivals(s, 'i')});"
+    landed: list[str] = []
     if s.residual_buffers:
-        landed = "smem + SMEM_LANDED"
-        rings.append(("RESIDUALS * CONSUMERS", (landed, " 1"), (f"{landed} + 8 * RESIDUALS * CONSUMERS", " 4")))
+        landed = _for_each(
+            "RESIDUALS * CONSUMERS",
+            "mbarrier_init(smem + SMEM_LANDED + 8 * i, 1);",
+            "mbarrier_init(smem + SMEM_LANDED + 8 * RESIDUALS * CONSUMERS + 8 * i, 4);",
+        )
+    if s.early_fill:
+        lines = [
+            *_for_each("STAGES", full),
+            "mbarrier_init_fence();",
+            "// What takes longest begins first: all stages are asked for before the roles part.",
+            *early_fill(problem, s),
+            *_for_each("STAGES", empty),
+        ]
+        return ["if (elect_one()) {", *("  " + line for line in [*lines, *landed, *exchange]), "}"]
     if s.straight_start:
-        lines = ["if (threadIdx.x == 0) {"]
-        for size, *barriers in rings:
-            lines += ["  #pragma unroll", f"  for (int i = 0; i < {size}; ++i) {{"]
-            lines += [f"    mbarrier_init({barrier} + 8 * i,{count});" for barrier, count in barriers]
-            lines.append("  }")
-        return ["    " + line for line in [*lines, *("  " + line for line in exchange), "}"]]
+        lines = [*_for_each("STAGES", full, empty), *landed, *exchange]
+        return ["if (threadIdx.x == 0) {", *("  " + line for line in lines), "}"]
     lines = [
         "if (threadIdx.x < STAGES) {",
-        f"  mbarrier_init(full + 8 * threadIdx.x, {full});",
+        f"  mbarrier_init(full + 8 * threadIdx.x, {arrivals});",
         f"  mbarrier_init(empty + 8 * threadIdx.x,{_empty_arrivals(s, 'threadIdx.x')});",
         "}",
     ]
@@ -319,7 +329,12 @@ def _barriers(problem: Problem, s: Schedule) -> list[str]:
             "  mbarrier_init(smem + SMEM_LANDED + 8 * (RESIDUALS * CONSUMERS + threadIdx.x), 4);  // warps",
             "}",
         ]
-    return ["    " + line for line in lines]
+    return lines
+
+
+def _for_each(count: str, *lines: str) -> list[str]:
+    """A loop over `i`, unrolled."""
+    return ["#pragma unroll", f"for (int i = 0; i < {count}; ++i) {{", *("  " + line for line in lines), "}"]
 
 
 def _kernel(problem: Problem, s: Schedule) -> str:
@@ -377,6 +392,9 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     prefetch = ["  if (threadIdx.x == 32) {", *(f"    tensor_map_prefetch({name});" for name in maps), "  }"]
     if not maps:
         prefetch = []
+    early = []
+    if s.early_fill:
+        early = [*loads(problem, s), "  int filled = 0;  // stages of the first tile that are asked for", ""]
     produce = copying.copying_producer if s.load == "copy" else producer
     lines = "\n".join
     return f"""\
@@ -393,9 +411,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int tiles = tiles_m * tiles_n{" * batch" if problem.batched else ""};
 {lines(share)}
 
-{lines(prefetch)}
+{lines([*prefetch, *early])}
   if (warp == 0) {{
-{lines(_barriers(problem, s))}
+{lines("    " + line for line in _mbarriers(problem, s))}
     mbarrier_init_fence();
     __syncwarp();
   }}

@@ -295,6 +295,7 @@ def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
     tile = vary(
         tile,
         straight_start=True,
+        early_fill=True,
         producer_regs=producer,
         consumer_regs=consumer,
         store="copy" if copied(problem, "d") else "tma",

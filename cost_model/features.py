@@ -75,6 +75,7 @@ FEATURES = (
     "element_bytes",
     "odd_columns",
     "interleave_k",
+    "early_fill",
     "rotate",
 )
 """The names, in the order of `features`."""
@@ -153,6 +154,7 @@ def features(problem: Problem, s: Schedule, device: Device, terms: Terms, floor:
         DTYPE_BYTES[problem.dtype],
         odd_columns(problem, s),
         s.interleave_k,
+        s.early_fill,
         s.multicast_kind == "rotate",
     )
     return array("f", values).tolist()

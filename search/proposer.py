@@ -27,6 +27,9 @@ POLISHING = 0.5
 """Shares of a batch: chance, as insurance against what the models do not see; the neighbourhood of the best.
 The rest is the sampler's and the draft's."""
 
+NOVEL = 2
+"""Best schedules known beforehand whose neighbours are looked at for choices never tried."""
+
 _TRIES = 64
 """Random draws in a row that may be known already before a space counts as exhausted."""
 
@@ -119,12 +122,19 @@ class Proposer:
         return self._drafted
 
     def _start(self, score: Score) -> list[Schedule]:
-        """What the ranker likes of the draft and of what other problems like, and each third time the next of the
-        latter, whatever it ranks."""
+        """What is new around the best known; then what the ranker likes of the draft and of what other problems like,
+        and each third time the next of the latter, whatever it ranks."""
         moved = list(dict.fromkeys(self._moved()))
         ranked = _varied(list(dict.fromkeys([*moved, *self.draft()])), score)
         turns = zip_longest(ranked[::2], ranked[1::2], _ordered(moved, score))
-        return [s for turn in turns for s in turn if s is not None]
+        return [*self._novel(), *(s for turn in turns for s in turn if s is not None)]
+
+    def _novel(self) -> list[Schedule]:
+        """Neighbours of the best with a choice that nothing known of the problem has: one that is newer than those
+        measures."""
+        tried = {choice for s in self._costs for choice in s.to_json().items()}
+        around = [s for schedule in self.best(NOVEL) for s in self._space.neighbours(schedule)]
+        return [s for s in around if not tried.issuperset(s.to_json().items())]
 
     def _moved(self) -> list[Schedule]:
         for schedule in self._transfers:

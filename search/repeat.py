@@ -17,7 +17,7 @@ from ..measure.supervisor import MeasureError, Measurer
 from ..space import Device, NamedProblem, Problem, Schedule, bottleneck, violations
 from .race import race
 from .runner import Runner
-from .shootout import BRIEF_FINAL
+from .shootout import BRIEF_FINAL, FINALS
 from .tuner import LAST
 
 OnCall = Callable[[], None]
@@ -68,16 +68,15 @@ def noise_row(
     }
 
 
-def recheck_row(
-    runner: Runner, named: NamedProblem, entry: Entry, noise: Noise, policy: Policy = BRIEF_FINAL
-) -> dict[str, Any]:
+def recheck_row(runner: Runner, named: NamedProblem, entry: Entry, noise: Noise) -> dict[str, Any]:
     """What a table says of a problem against what is measured today: its winner, those tied with it and its alternates
-    meet in one shoot-out.
+    meet in one shoot-out, of the policy that the table's time was measured with where that was one.
 
     `drift` is today's time over the table's, less one; `regret` the winner's time over that of today's fastest, less
     one; both null when the winner is not correct any more.
     """
     schedules = list(dict.fromkeys([*entry.schedules, *map(Schedule.parse, entry.tied)]))
+    policy = next((each for each in FINALS if each.key == entry.policy), BRIEF_FINAL)
     measures = runner.measure(named.problem, schedules, policy, lambda _: None)
     selection = select_final(measures, runner.device, noise)
     own = next(measure for measure in measures if measure.schedule == entry.schedule)
@@ -85,6 +84,7 @@ def recheck_row(
         "name": named.name,
         "problem": named.problem.to_json(),
         "schedule_name": entry.schedule.name,
+        "policy": policy.key,
         "status": own.status,
         "table_us": entry.median_us,
         "us": own.median_us,

@@ -345,6 +345,15 @@ ROWS: Sequence[Row] = (
         problems=["thousand", "decode_16"],
     ),
     Row(
+        "start",
+        "the first stages are asked for before all else",
+        "Right after the mbarriers they arrive at; otherwise after all mbarriers, the registers and the roles.",
+        on=[{"early_fill": True}],
+        off={"early_fill": False},
+        problems=["thousand", "decode_16"],
+        given={"straight_start": True, "dependent_launch": "", **_NO_CLUSTER},
+    ),
+    Row(
         "clip",
         "rows outside the matrix are not loaded",
         "TMA would fill them with zeros in shared memory, before what comes next.",

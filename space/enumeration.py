@@ -53,6 +53,7 @@ from .rules import (
     SWIZZLES,
     TILE_M,
     TILE_N,
+    can_fill_early,
     epilogue_ns,
     fetches_residual,
     stored_whole,
@@ -337,6 +338,7 @@ _TILED: Mapping[str, _Domain] = {
     "dependent_launch": _dependent_launch,
     "clip_boxes": lambda s, p, d: [False, True] if s.load == "tma" and can_clip(p, s) else [False],
     "straight_start": lambda s, p, d: [False, True],
+    "early_fill": lambda s, p, d: [False, True] if can_fill_early(s) else [False],
     "interleave_k": lambda s, p, d: [False, True] if s.split_k > 1 else [False],
     "persistent": lambda s, p, d: _persistent(s),
     "ctas": _ctas,
@@ -455,6 +457,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "l2_promotion": L2_PROMOTIONS,
     "clip_boxes": (False, True),
     "straight_start": (False, True),
+    "early_fill": (False, True),
     "interleave_k": (False, True),
 }
 

@@ -70,6 +70,7 @@ FIXED: Mapping[str, Any] = {
     "multicast_kind": "slice",
     "clip_boxes": False,
     "straight_start": False,
+    "early_fill": False,
     "interleave_k": False,
     "load": "tma",
 }

@@ -228,6 +228,8 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield "clip_boxes without an operand that is contiguous along k and not shared: valid is False"
     if s.swap_ab and problem.fused.gated:
         yield "a gated epilogue with swap_ab: valid is without, a gate and its up are then in the same thread"
+    if s.early_fill and not can_fill_early(s):
+        yield "early_fill with a slow start, loads by threads, shared loads or a dependent launch: valid is False"
     yield from _copies(problem, s)
     if s.swap_ab and s.store == "direct":
         yield "direct stores with swap_ab: valid are tma and copy, which transpose"
@@ -278,6 +280,12 @@ def _copies(problem: Problem, s: Schedule) -> Iterator[str]:
         yield f"store {s.store} of rows at multiples of {problem.alignment('d')} bytes: valid is {valid}"
     elif s.store == "copy" and s.residual_buffers:
         yield f"{s.residual_buffers} residual buffers with the store copy: valid is 0, TMA does not take the rows"
+
+
+def can_fill_early(s: Schedule) -> bool:
+    """Whether the first round of stages may be asked for before all else: it must not wait for peers whose mbarriers it
+    arrives at, nor for the kernel ahead, and one thread must be all it takes."""
+    return s.straight_start and s.load == "tma" and not s.multicast and not s.dependent_launch
 
 
 def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:

@@ -97,6 +97,9 @@ class Schedule:
     """One thread initialises the mbarriers, at addresses known to the compiler: straight code, where lanes with an
     mbarrier each become a loop over the lanes."""
 
+    early_fill: bool = False
+    """The first round of stages is asked for as soon as their mbarriers are initialised, before anything else."""
+
     interleave_k: bool = False
     """CTAs that share the K of a tile take its k-blocks in turn, so that what they read at a time is side by side;
     otherwise each takes a stretch."""
@@ -205,6 +208,8 @@ class Schedule:
             tokens.append("clip")
         if self.straight_start:
             tokens.append("straight")
+        if self.early_fill:
+            tokens.append("early")
         if self.interleave_k:
             tokens.append("turn")
         if self.load != "tma":
@@ -267,6 +272,7 @@ class Schedule:
             multicast_kind=g["multicast_kind"] or "slice",
             clip_boxes=bool(g["clip"]),
             straight_start=bool(g["straight"]),
+            early_fill=bool(g["early"]),
             interleave_k=bool(g["turn"]),
             load=g["load"] or "tma",
         )
@@ -341,6 +347,7 @@ _SELDOM = (
     r"(?P<multicast_kind>rotate|leader)",
     r"(?P<clip>clip)",
     r"(?P<straight>straight)",
+    r"(?P<early>early)",
     r"(?P<turn>turn)",
     r"ld-(?P<load>copy)",
 )

@@ -180,6 +180,21 @@ def test_a_straight_start_has_an_instruction_for_each_mbarrier() -> None:
     assert counts == [2 + 2 + 1, 2 * 6 + 2 + 1]
 
 
+def test_an_early_fill_comes_before_roles_and_other_mbarriers() -> None:
+    name = "coop2_128x64x64_s8_w0_c1x1_tile_rm1_reg40-232_tma16x1_k4_shares_l2-128_straight_early"
+    text = generate(PLAIN, Schedule.parse(name)).text
+    kernel = text[text.index('extern "C"') :]
+    places = [
+        "mbarrier_init(full",
+        "mbarrier_init_fence();",
+        "load_a(filled",
+        "mbarrier_init(empty",
+        "shrink_registers",
+    ]
+    assert [kernel.index(place) for place in places] == sorted(kernel.index(place) for place in places)
+    assert kernel.count("auto load_a") == 1
+
+
 def test_store_waits_just_before_its_memory_is_written_again() -> None:
     text = generate(PLAIN, COOPERATIVE).text
     epilogue = text[text.rindex("int column = (at.n") :]

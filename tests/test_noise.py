@@ -343,6 +343,8 @@ def table(tmp_path: Path) -> Path:
 def test_recheck_compares_a_table_with_today(
     card: None, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from tileseek.search.shootout import BRIEF_FINAL
+
     from tileseek.commands import recheck
 
     out = tmp_path / "recheck.json"
@@ -354,11 +356,22 @@ def test_recheck_compares_a_table_with_today(
     ours = row["best_today"] == row["schedule_name"]
     assert (row["regret"] < 0.01) == ours, "kernels differ by whole percents"
     assert document["summary"] == {"problems": 1, "times_kept": 0, "choices_kept": int(row["regret"] <= 0.02)}
+    assert row["policy"] == BRIEF_FINAL.key
     said = capsys.readouterr()
     assert "of 1 problems 0 have times within 3%" in said.out
     assert "1 of 2 problems are not in the table" in said.err
     with pytest.raises(BadInput, match="none of 1 problems is in the table"):
         recheck.command(["64", "64", "64"], table=table)
+
+
+def test_recheck_measures_as_the_table_was_measured(card: None, table: Path, tmp_path: Path) -> None:
+    from tileseek.commands import recheck
+
+    known = json.loads(table.read_text())
+    known["entries"][0]["policy"] = FINAL.key
+    table.write_text(json.dumps(known))
+    recheck.command(["4096", "4096", "4096"], table=table, out=tmp_path / "recheck.json")
+    assert json.loads((tmp_path / "recheck.json").read_text())["rows"][0]["policy"] == FINAL.key
 
 
 def test_the_command_writes_a_document_that_reads_back(

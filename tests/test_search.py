@@ -399,6 +399,19 @@ def test_what_the_same_product_liked_with_another_overlap_is_tried_first() -> No
     assert (overlapping, replace(liked, dependent_launch="weights")) in runner.asked
 
 
+def test_choices_newer_than_what_is_known_are_tried_first() -> None:
+    """A journal from before `early_fill` has it nowhere: the best schedule with it is among the first proposals."""
+    problem = PROBLEMS[0]
+    space = WholeSpace(problem, H200)
+    known = [m.schedule for m in journal([problem], each=40).measures if not m.schedule.early_fill]
+    best = Schedule.parse("coop1_64x24x64_s6_w0_c1x1_tile_rm1_reg0-0_tma16x2_swap_efb_l2-128_straight")
+    proposer = Proposer(space, seed=0)
+    proposer.tell({best: 1.0, **dict.fromkeys(known, 2.0)})
+    batch = proposer.propose(24, lambda schedules: [0.0] * len(schedules))
+    assert replace(best, early_fill=True) in batch
+    assert sum(s.early_fill for s in batch) < len(batch)
+
+
 def test_listed_space_projects_onto_its_list(contents: JournalContents) -> None:
     problem = PROBLEMS[1]
     schedules = [m.schedule for m in contents.measures if m.problem == problem]

@@ -247,6 +247,26 @@ def test_clipped_boxes_and_shares_are_right(measurer: Measurer, problem: Problem
     _all_right(measurer, problem, list(dict.fromkeys(schedules)))
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(520, 776, 1032, epilogue="bias+relu+residual"),
+        Problem(5, 24, 72),
+        Problem(100, 1296, 8208, "fp8"),
+        Problem(304, 208, 528, batch=3, layout="tn"),
+    ],
+    ids=lambda problem: problem.key,
+)
+def test_early_fills_are_right(measurer: Measurer, problem: Problem) -> None:
+    """Of every way to share K, clipped or not."""
+    rng = random.Random(problem.key)
+    early = [s for s in (sample(problem, measurer.device, rng) for _ in range(1500)) if s.early_fill]
+    kinds: dict[tuple[object, ...], Schedule] = {}
+    for s in early:
+        kinds.setdefault((s.arrangement, s.reduction, s.split_k > 1, s.stream_k, s.clip_boxes, s.swap_ab), s)
+    _all_right(measurer, problem, list(dict.fromkeys([*kinds.values(), *early[:16]])))
+
+
 def test_a_thousand_launches_of_a_streaming_kernel(measurer: Measurer) -> None:
     names = ["gemv4_2x8x1024_s2_w0_c1x1_tile_rm1_reg0-0_direct_k4_slots"]
     _launch_a_thousand_times(measurer, Problem(2, 1280, 8192), names)

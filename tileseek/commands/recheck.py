@@ -53,7 +53,6 @@ def _measure(named: Sequence[NamedProblem], table: Table, gpu: int) -> tuple[dic
     from ..measure.supervisor import MeasureError, Measurer
     from ..search.repeat import recheck_row
     from ..search.runner import LiveRunner
-    from ..search.shootout import BRIEF_FINAL
 
     rows: list[dict[str, Any]] = []
     stopped = None
@@ -76,7 +75,6 @@ def _measure(named: Sequence[NamedProblem], table: Table, gpu: int) -> tuple[dic
             "env": measurer.env,
             "command": command_line(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "policy": BRIEF_FINAL.key,
             "rows": rows,
             "summary": summary(rows),
         }
