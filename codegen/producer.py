@@ -87,13 +87,15 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             f"          load_b(ring.stage, column, {corner['b']});",
         ]
         if s.early_fill:
-            indented = ["  " + line for line in fill]
+            wait, expect, *both = fill
+            own = [line for name, line in zip("ab", both, strict=True) if name in _own(problem, s)]
             fill = [
                 "          if (filled > 0) {",
                 "            --filled;",
                 "          } else {",
-                *indented,
+                *("  " + line for line in (wait, expect, *own)),
                 "          }",
+                *(line for line in both if line not in own),
             ]
     lines += [
         "      bool backwards = false;",
@@ -126,7 +128,8 @@ def loads(problem: Problem, s: Schedule) -> list[str]:
 
 
 def early_fill(problem: Problem, s: Schedule) -> list[str]:
-    """Lines of one thread that ask for the first round of stages; `filled` then counts them."""
+    """Lines of one thread that ask for the first round of stages, for what the CTA loads for itself; `filled` counts
+    them."""
     first = first_block(s)
     block = f"({first}filled)" if first else "filled"
     return [
@@ -136,12 +139,16 @@ def early_fill(problem: Problem, s: Schedule) -> list[str]:
         "  #pragma unroll 1",
         "  for (; filled < STAGES && filled < k_blocks; ++filled) {",
         f"    mbarrier_expect(full + 8 * filled, {_arriving(s)});",
-        f"    load_a(filled, {block} * TILE_K, {corner_of(problem, 'a')});",
-        f"    load_b(filled, {block} * TILE_K, {corner_of(problem, 'b')});",
+        *(f"    load_{name}(filled, {block} * TILE_K, {corner_of(problem, name)});" for name in _own(problem, s)),
         "  }",
         "  break;",
         "}",
     ]
+
+
+def _own(problem: Problem, s: Schedule) -> list[str]:
+    """The operands of the kernel that no other CTA shares."""
+    return [name for name, tile in zip("ab", operand_tiles(problem, s), strict=True) if tile.sharers == 1]
 
 
 def _arriving(s: Schedule) -> str:

@@ -218,8 +218,8 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
         "mbarrier_arrive_peer": s.multicast,
         "peer_address": s.cluster_size > 1,
         "cluster_rank": s.cluster_size > 1,
-        "cluster_sync": s.multicast,
-        "cluster_arrive": split,
+        "cluster_sync": s.multicast and not s.early_fill,
+        "cluster_arrive": split or (s.multicast and s.early_fill),
         "store_peer": split,
         "dependent_launch": bool(s.dependent_launch),
         "evict_first": bool(s.evict_first),
@@ -302,7 +302,7 @@ def _mbarriers(problem: Problem, s: Schedule) -> list[str]:
             "mbarrier_init(smem + SMEM_LANDED + 8 * i, 1);",
             "mbarrier_init(smem + SMEM_LANDED + 8 * RESIDUALS * CONSUMERS + 8 * i, 4);",
         )
-    if s.early_fill:
+    if s.early_fill and not s.multicast:
         lines = [
             *_for_each("STAGES", full),
             "mbarrier_init_fence();",
@@ -365,6 +365,15 @@ def _kernel(problem: Problem, s: Schedule) -> str:
             " tile_step = gridDim.x / (CLUSTER_M * CLUSTER_N);",
         ]
         ready = ["  cluster_sync();"]
+        if s.early_fill:
+            ready = [
+                "  cluster_arrive();",
+                "  if (warp == 0 && elect_one()) {",
+                "    // What this CTA loads for itself need not wait for its peers.",
+                *("    " + line for line in early_fill(problem, s)),
+                "  }",
+                "  cluster_wait();",
+            ]
     if s.split_cluster:
         identity = [
             "  constexpr int cluster_row = 0, cluster_column = 0;",

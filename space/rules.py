@@ -229,7 +229,7 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
     if s.swap_ab and problem.fused.gated:
         yield "a gated epilogue with swap_ab: valid is without, a gate and its up are then in the same thread"
     if s.early_fill and not can_fill_early(s):
-        yield "early_fill with a slow start, loads by threads, shared loads or a dependent launch: valid is False"
+        yield "early_fill without a straight start, or two shared operands, loads by threads, a dependent launch: valid is False"
     yield from _copies(problem, s)
     if s.swap_ab and s.store == "direct":
         yield "direct stores with swap_ab: valid are tma and copy, which transpose"
@@ -283,9 +283,10 @@ def _copies(problem: Problem, s: Schedule) -> Iterator[str]:
 
 
 def can_fill_early(s: Schedule) -> bool:
-    """Whether the first round of stages may be asked for before all else: it must not wait for peers whose mbarriers it
-    arrives at, nor for the kernel ahead, and one thread must be all it takes."""
-    return s.straight_start and s.load == "tma" and not s.multicast and not s.dependent_launch
+    """Whether the first round of stages may be asked for before all else: of an operand that no CTA shares, not waiting
+    for the kernel ahead, and by one thread."""
+    alone = s.cluster_m == 1 or s.cluster_n == 1
+    return s.straight_start and s.load == "tma" and alone and not s.dependent_launch
 
 
 def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:

@@ -195,6 +195,15 @@ def test_an_early_fill_comes_before_roles_and_other_mbarriers() -> None:
     assert kernel.count("auto load_a") == 1
 
 
+def test_an_early_fill_of_a_cluster_leaves_what_is_shared_until_its_ctas_have_met() -> None:
+    name = "coop1_64x144x64_s7_w1_c4x1_tile_rn2_reg0-0_tma64x2_swap_l2-64_rotate_straight_early"
+    text = generate(PLAIN, Schedule.parse(name)).text
+    kernel = text[text.index('extern "C"') :]
+    places = ["mbarrier_init(empty", "cluster_arrive();", "load_a(filled", "cluster_wait();", "load_b(ring.stage"]
+    assert [kernel.index(place) for place in places] == sorted(kernel.index(place) for place in places)
+    assert "load_b(filled" not in kernel
+
+
 def test_store_waits_just_before_its_memory_is_written_again() -> None:
     text = generate(PLAIN, COOPERATIVE).text
     epilogue = text[text.rindex("int column = (at.n") :]

@@ -263,7 +263,8 @@ def test_early_fills_are_right(measurer: Measurer, problem: Problem) -> None:
     early = [s for s in (sample(problem, measurer.device, rng) for _ in range(1500)) if s.early_fill]
     kinds: dict[tuple[object, ...], Schedule] = {}
     for s in early:
-        kinds.setdefault((s.arrangement, s.reduction, s.split_k > 1, s.stream_k, s.clip_boxes, s.swap_ab), s)
+        share_k = (s.reduction, s.split_k > 1, s.stream_k)
+        kinds.setdefault((s.arrangement, share_k, s.clip_boxes, s.swap_ab, s.multicast and s.multicast_kind), s)
     _all_right(measurer, problem, list(dict.fromkeys([*kinds.values(), *early[:16]])))
 
 
