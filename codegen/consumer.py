@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..space import DTYPE_BYTES, PINGPONG, PROMOTED, Problem, Schedule
-from ..space.resources import WGMMA_K_BYTES, OperandTile, operand_tiles
+from ..space.resources import WGMMA_K_BYTES, OperandTile, operand_tiles, turns_crowd_loop
 from . import epilogue, fusion, scales
 from .plan import FLAG_ALIGNMENT
 from .producer import ready_barrier
@@ -28,7 +28,9 @@ def consumer(problem: Problem, s: Schedule) -> str:
         f"  const u64 b_descriptor = {_descriptor('B', columns, '')};",
     ]
     if s.multicast:
-        lines += _HAND_BACK[s.multicast_kind]
+        *places, hand_back, arrive, end = _HAND_BACK[s.multicast_kind]
+        hidden = _HIDDEN_TURN if turns_crowd_loop(s) else []
+        lines += [*places, *hidden, hand_back, arrive, end]
     else:
         lines += [
             "  auto hand_back = [&](u32 stage) {",
@@ -140,6 +142,11 @@ _HAND_BACK_IN_TURN = [
     "  auto hand_back = [&](u32 stage) {",
     "    if ((stage & turns) == turn) mbarrier_arrive_peer(peer_empty + 8 * stage);",
     "  };",
+]
+
+_HIDDEN_TURN = [
+    "  // Hides where they come from: the compiler would work them out again in every k-block.",
+    '  asm volatile("" : "+r"(turns), "+r"(turn));',
 ]
 
 _HAND_BACK = {"slice": _HAND_BACK_TO_PEERS, "leader": _HAND_BACK_TO_LEADERS, "rotate": _HAND_BACK_IN_TURN}

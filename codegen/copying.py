@@ -54,8 +54,9 @@ def copying_producer(problem: Problem, s: Schedule, leave: str) -> str:
         "    bool backwards = false;",
         *("    " + line for line in loop(s)),
         "      const Position at = tile_position(tile, walk);",
+        "      // From 0, and to the compiler a number of each thread: uniform registers are left to the consumers.",
         "      #pragma unroll 1",
-        "      for (int block = 0; block < k_blocks; ++block) {",
+        "      for (int block = thread / 128; block < k_blocks; ++block) {",
         f"        const int column = ({first_block(s)}(backwards ? k_blocks - 1 - block : block)) * TILE_K;",
         "        mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..space import Problem, Schedule
-from ..space.resources import ACCUMULATOR_BYTES, boxes_of_a_piece
+from ..space.resources import ACCUMULATOR_BYTES, boxes_of_a_piece, two_parts_spill
 from . import copying, fusion, stores
 from .pieces import Piece, pieces
 from .plan import UP
@@ -30,7 +30,7 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
         parts.append(_EXCHANGE)
     if s.workspace:
         parts += {
-            "slots": [_LAST_TO_ARRIVE, _ADD_SLOTS],
+            "slots": [_LAST_TO_ARRIVE, _add_slots(two_parts_spill(problem, s))],
             "atomic": [_LAST_TO_ARRIVE, _ADD_ATOMIC],
             "shares": [_SHARES],
         }[s.reduction]
@@ -204,53 +204,65 @@ __device__ __forceinline__ bool last_to_arrive(u32* counter, int parts, u32 vote
   return last;
 }"""
 
-_ADD_SLOTS = """\
+
+def _add_slots(one_at_a_time: bool) -> str:
+    hidden, parts = "", "work.parts"
+    if one_at_a_time:
+        hidden, parts = _HIDDEN_PARTS, "parts"
+    return f"""\
 // Keeps this part of a tile in its slot. The last part to arrive adds all of them, always in the same order; returns
 // whether this is it. Every counter is zero again afterwards.
 template <int COUNT>
 __device__ __forceinline__ bool add_parts(float (&d)[M64][COUNT], const Work& work, float4* slots, int cta,
-                                          u32* counter, u32 vote, int consumer, int thread) {
+                                          u32* counter, u32 vote, int consumer, int thread) {{
   constexpr int VECTORS = M64 * COUNT / 4;  // of a thread
   const long long step = (long long)CLUSTER_M * CLUSTER_N * CONSUMERS * VECTORS * 128;  // from slot to slot
   float4* const mine = slots + ((long long)cta * CONSUMERS + consumer) * VECTORS * 128 + thread;
   float4* const part = mine + step * (work.part == 0 ? work.slot : work.next_slot + (work.part - 1) * SLOT_STEP);
   #pragma unroll
-  for (int i = 0; i < M64; ++i) {
+  for (int i = 0; i < M64; ++i) {{
     #pragma unroll
     for (int j = 0; j < COUNT; j += 4)
-      part[(i * COUNT + j) / 4 * 128] = float4{d[i][j], d[i][j + 1], d[i][j + 2], d[i][j + 3]};
-  }
+      part[(i * COUNT + j) / 4 * 128] = float4{{d[i][j], d[i][j + 1], d[i][j + 2], d[i][j + 3]}};
+  }}
   if (!last_to_arrive(counter, work.parts, vote, consumer, thread)) return false;
   const float4* source = mine + step * work.slot;
   #pragma unroll
-  for (int i = 0; i < M64; ++i) {
+  for (int i = 0; i < M64; ++i) {{
     #pragma unroll
-    for (int j = 0; j < COUNT; j += 4) {
+    for (int j = 0; j < COUNT; j += 4) {{
       const float4 v = load_global(source + (i * COUNT + j) / 4 * 128);
       d[i][j] = v.x;
       d[i][j + 1] = v.y;
       d[i][j + 2] = v.z;
       d[i][j + 3] = v.w;
-    }
-  }
+    }}
+  }}
   source = mine + step * work.next_slot;
-  #pragma unroll 1
-  for (int other = 1; other < work.parts; ++other) {
+{hidden}  #pragma unroll 1
+  for (int other = 1; other < {parts}; ++other) {{
     #pragma unroll
-    for (int i = 0; i < M64; ++i) {
+    for (int i = 0; i < M64; ++i) {{
       #pragma unroll
-      for (int j = 0; j < COUNT; j += 4) {
+      for (int j = 0; j < COUNT; j += 4) {{
         const float4 v = load_global(source + (i * COUNT + j) / 4 * 128);
         d[i][j] += v.x;
         d[i][j + 1] += v.y;
         d[i][j + 2] += v.z;
         d[i][j + 3] += v.w;
-      }
-    }
+      }}
+    }}
     source += step * SLOT_STEP;
-  }
+  }}
   return true;
-}"""
+}}"""
+
+
+_HIDDEN_PARTS = """\
+  int parts = work.parts;
+  // Hides that they are two: the compiler would load both at once, for which there are no registers.
+  asm volatile("" : "+r"(parts));
+"""
 
 _SHARES = """\
 // Every part of a tile has a slot of the workspace; in it each warpgroup has M64 x TILE_N / 8 vectors of every thread.

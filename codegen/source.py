@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..space import DTYPE_BYTES, GEMV, OUT_DTYPE_BYTES, PINGPONG, PROMOTED, Problem, Schedule, shared_memory
+from ..space.generations import last_change
 from ..space.problem import PROMOTED_K
 from ..space.resources import (
     OperandTile,
@@ -25,7 +26,7 @@ from .consumer import consumer
 from .plan import map_rank, staged_matrices, store_widths
 from .producer import early_fill, load_flags, loads, producer
 
-GENERATOR_VERSION = "3"
+GENERATOR_VERSION = "4"
 """Raised when generated code changes in a way that can change a time. `space.generations` says of which kernels: older
 measurements of those are then stale."""
 
@@ -75,7 +76,7 @@ def _title(problem: Problem, s: Schedule) -> str:
         roles = "one consumer warpgroup" if s.consumers == 1 else f"{s.consumers} consumer warpgroups that share a tile"
     if s.arrangement == GEMV:
         return f"""\
-// tileseek generator {GENERATOR_VERSION}: {s.name}
+// tileseek generator {last_change(problem, s)}: {s.name}
 //
 // {product}.
 // {_arithmetic(problem)}, all row-major.
@@ -84,7 +85,7 @@ def _title(problem: Problem, s: Schedule) -> str:
     if s.load == "copy":
         feeds = f"all threads copy rows that TMA does not take to a ring of {s.stages} stages"
     return f"""\
-// tileseek generator {GENERATOR_VERSION}: {s.kernel.name}
+// tileseek generator {last_change(problem, s)}: {s.kernel.name}
 // Persistence, raster, swizzles and L2 promotion belong to the launch; the name has them at their defaults.
 //
 // {product}.

@@ -195,7 +195,9 @@ def of_today(measures: Iterable[Measure], envs: Mapping[str, Mapping[str, Any]],
     """The measures made in one of the environments `envs`, of kernels that `generator` makes as the generator there
     did."""
     made_with = {key: str(env.get("generator")) for key, env in envs.items()}
-    return [m for m in measures if m.env in made_with and same_kernel(m.schedule, made_with[m.env], generator)]
+    return [
+        m for m in measures if m.env in made_with and same_kernel(m.problem, m.schedule, made_with[m.env], generator)
+    ]
 
 
 def measure_from_json(obj: Mapping[str, Any]) -> Measure:

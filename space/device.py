@@ -7,6 +7,9 @@ from typing import Any
 
 from .errors import BadInput, shown
 
+REGISTERS_PER_SM = 65536
+"""Of compute capability 9.0, which kernels are made for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -42,7 +45,7 @@ H200 = Device(
     cc="9.0",
     sm_count=132,
     smem_per_cta=232448,
-    registers_per_sm=65536,
+    registers_per_sm=REGISTERS_PER_SM,
     l2_bytes=60 * 2**20,
     dram_bytes_per_s=4.4e12,
     max_clock_mhz=1980,
@@ -55,7 +58,7 @@ H100 = Device(
     cc="9.0",
     sm_count=132,
     smem_per_cta=232448,
-    registers_per_sm=65536,
+    registers_per_sm=REGISTERS_PER_SM,
     l2_bytes=50 * 2**20,
     dram_bytes_per_s=3.0e12,
     max_clock_mhz=1980,

@@ -187,22 +187,22 @@ def _smallest(s: Schedule, problem: Problem) -> Schedule:
 
 
 def _can_share_k(s: Schedule, problem: Problem, device: Device) -> bool:
-    most = max_accumulators(problem, vary(s, split_k=2), device.registers_per_sm)
-    return s.arrangement != PINGPONG and s.accumulators <= most
+    return s.arrangement != PINGPONG and any(_adds_up(s, r, problem, device) for r in REDUCTIONS)
+
+
+def _adds_up(s: Schedule, reduction: str, problem: Problem, device: Device) -> bool:
+    """Whether registers suffice to add up parts of tiles this way."""
+    shared = vary(s, split_k=2, reduction=reduction)
+    return s.accumulators <= max_accumulators(problem, shared, device.registers_per_sm)
 
 
 def _stream_k(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     grid = tile_grid(problem, s)
     enough = grid.ctas * grid.k_blocks >= device.sm_count and grid.k_blocks * 2 * device.sm_count**2 < 2**32
     streamed = vary(s, stream_k=True, reduction="slots")
-    free = not _loads_residual(s, problem) and _keeps_parts(s) and _producer_fits(streamed)
-    possible = enough and free and _can_share_k(s, problem, device)
+    free = not _loads_residual(s, problem) and _producer_fits(streamed)
+    possible = enough and free and s.arrangement != PINGPONG and _adds_up(s, "slots", problem, device)
     return [False, True] if possible and _fits(_smallest(streamed, problem), problem, device) else [False]
-
-
-def _keeps_parts(s: Schedule) -> bool:
-    """Whether parts of tiles may meet in a workspace."""
-    return s.load == "tma" or s.consumers < 3
 
 
 def _producer_fits(s: Schedule) -> bool:
@@ -224,13 +224,15 @@ def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 
 def _reductions(s: Schedule, problem: Problem, device: Device) -> Iterator[str]:
     possible = REDUCTIONS if s.split_k <= MAX_CLUSTER else [r for r in REDUCTIONS if r != "cluster"]
-    if _loads_residual(s, problem) or not _keeps_parts(s):
+    if _loads_residual(s, problem):
         possible = [r for r in possible if r == "cluster"]
     if problem.deterministic:
         possible = [r for r in possible if r != "atomic"]
     if tile_grid(problem, vary(s, reduction="shares")).ctas > device.sm_count:
         possible = [r for r in possible if r != "shares"]
-    yield from (r for r in possible if _fits(_smallest(vary(s, reduction=r), problem), problem, device))
+    for r in possible:
+        if _adds_up(s, r, problem, device) and _fits(_smallest(vary(s, reduction=r), problem), problem, device):
+            yield r
 
 
 def _loads_residual(s: Schedule, problem: Problem) -> bool:

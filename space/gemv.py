@@ -46,6 +46,9 @@ SPLIT_OVERHEAD = 36
 """Registers of a thread for addresses, indices and temporaries, in all, for each vector, and where CTAs share K (found
 by compiling the space)."""
 
+ROWS_OVERHEAD = 28
+"""Registers that addresses take in addition where loads of eight rows are in flight four times (found likewise)."""
+
 MOST_REGISTERS = 232
 """Most that may be needed by this count: of 255 the compiler's schedule takes some more (found likewise)."""
 
@@ -159,7 +162,11 @@ def gemv_registers(problem: Problem, s: Schedule) -> int:
     sums = s.tile_m * tile.outputs
     results = ceil_div(s.tile_m * s.tile_n, s.threads)
     addresses = 2 * tile.loads if tile.k_major else 2
-    overhead = REGISTER_OVERHEAD + VECTOR_OVERHEAD * s.tile_m + (SPLIT_OVERHEAD if s.split_k > 1 else 0)
+    if tile.k_major and tile.loads == LOADS[-1] and s.stages >= 4:
+        addresses += ROWS_OVERHEAD
+    added = 4 * results if problem.fused.bias or problem.fused.residual else 0
+    finish = max(added, SPLIT_OVERHEAD if s.split_k > 1 else 0)
+    overhead = REGISTER_OVERHEAD + VECTOR_OVERHEAD * s.tile_m + finish
     return ring + across + sums + 2 * results + addresses + overhead
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from .device import REGISTERS_PER_SM
 from .gemv import gemv_smem_bytes
 from .problem import DTYPE_BYTES, OUT_DTYPE_BYTES, PROMOTED, PROMOTED_K, TMA_ALIGNMENT, Problem
 from .schedule import GEMV, PINGPONG, Schedule, vary
@@ -27,13 +28,18 @@ REGISTER_OVERHEAD = 40
 """Registers a consumer thread needs beside its accumulators, found by compiling the space: at 24/240 a tile of
 200 accumulators compiles without spills and 208 does not (ptxas 13.0)."""
 
-EXCHANGE_OVERHEAD = 8
+REDUCTION_OVERHEAD = {"slots": 8, "atomic": 8, "cluster": 12, "shares": 28}
 """Registers that adding up the parts of a split K takes beside those (found likewise)."""
 
+FUSED_REDUCTION_OVERHEAD = 16
+"""Registers that it takes in addition where an epilogue follows."""
 
-GATE_OVERHEAD, MATRIX_OVERHEAD = 24, 8
+GATE_OVERHEAD, MATRIX_OVERHEAD = 32, 8
 """Registers that a gate takes beside those, or a residual after an activation; and a residual without one or an
 auxiliary output (found likewise). The rest of an epilogue takes none."""
+
+COPY_OVERHEAD = 12
+"""Registers that threads take beside those which copy chunks to D (found likewise)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,17 +273,49 @@ def max_accumulators(problem: Problem, schedule: Schedule, registers_per_sm: int
     """
     entry = launch_registers(schedule.threads, registers_per_sm)
     limit = consumer_registers(schedule, registers_per_sm) - REGISTER_OVERHEAD
-    if schedule.split_k > 1 or schedule.workspace:
-        limit -= EXCHANGE_OVERHEAD
-    limit -= _fused_overhead(problem)
+    limit -= _fused_overhead(problem) + _reduction_overhead(problem, schedule)
+    if copied(problem, "d"):
+        limit -= COPY_OVERHEAD
     if problem.accumulate == PROMOTED:
         limit //= 2
-    return min(limit, entry - 32) if schedule.threads > 384 else limit
+    if schedule.threads > 384:
+        limit = min(limit, entry - 32)
+    return limit
+
+
+def two_parts_spill(problem: Problem, schedule: Schedule) -> bool:
+    """Whether two parts of a tile, loaded at once from their slots, are more than the registers of a consumer hold.
+
+    Where parts are two, the compiler has them loaded so unless it is kept from it.
+    """
+    if schedule.split_k != 2 or schedule.reduction != "slots":
+        return False
+    fused = problem.fused
+    matrices = fused.gated or fused.residual or fused.aux
+    needed = 2 * schedule.accumulators + (48 if matrices else 24)  # beside them, found by compiling the space
+    return needed > consumer_registers(schedule, REGISTERS_PER_SM)
+
+
+def turns_crowd_loop(schedule: Schedule) -> bool:
+    """Whether the K loop has no room to work out again whose turn it is, which the compiler likes to do in every
+    k-block where CTAs along one axis take turns; found by compiling, as loops of two or three wgmma blocks a step."""
+    if schedule.multicast_kind != "rotate" or not schedule.mma_in_flight:
+        return False
+    along_n, along_m = schedule.cluster_m == 1, schedule.cluster_n == 1
+    blocks = schedule.m64_per_warpgroup
+    return (blocks == 2 and along_n) or (blocks == 3 and (along_n or along_m))
 
 
 def stage_readers(schedule: Schedule) -> int:
     """Consumer warpgroups of a CTA that read a stage."""
     return 1 if schedule.arrangement == PINGPONG else schedule.consumers
+
+
+def _reduction_overhead(problem: Problem, schedule: Schedule) -> int:
+    if schedule.split_k == 1 and not schedule.workspace:
+        return 0
+    fused = problem.epilogue != "none"
+    return REDUCTION_OVERHEAD[schedule.reduction] + (FUSED_REDUCTION_OVERHEAD if fused else 0)
 
 
 def _fused_overhead(problem: Problem) -> int:

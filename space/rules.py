@@ -273,8 +273,6 @@ def _copies(problem: Problem, s: Schedule) -> Iterator[str]:
             yield f"cluster {s.cluster_m}x{s.cluster_n} with the load copy: valid is 1x1, only TMA multicasts"
         if s.dependent_launch == "weights":
             yield "dependent_launch weights with the load copy: valid is wait"
-        if s.workspace and s.consumers == 3:
-            yield "a workspace with the load copy and 3 consumers: valid are 1 and 2, stages stay in uniform registers"
     if copied(problem, "d") != (s.store == "copy"):
         valid = "copy" if copied(problem, "d") else "tma or direct"
         yield f"store {s.store} of rows at multiples of {problem.alignment('d')} bytes: valid is {valid}"

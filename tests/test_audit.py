@@ -12,11 +12,15 @@ from tileseek.codegen import Audit, disassemble, generate
 from tileseek.codegen.audit import _messages, audit_kernel
 from tileseek.codegen.nvrtc import compile_source
 from tileseek.codegen.sass import Instruction, decode, in_wgmma_loops, k_loops
-from tileseek.space import BadInput, Schedule
+from tileseek.space import BadInput, Problem, Schedule
 from toolchain import OVERFULL, PINGPONG, PROBLEM, SMALL, SPLIT
 
 CLUSTER = Schedule.parse("coop2_128x128x128_s2_w0_c2x2_pall_rm8_reg24-240_tma64x2")
 WIDE = Schedule.parse("coop1_64x176x64_s2_w1_c1x2_pall_rm8_reg0-0_tma16x1")
+ODD = Problem(m=512, n=504, k=500, dtype="bf16", layout="tt")
+COPIED = Schedule.parse("coop2_128x24x64_s3_w1_c1x1_pall_rm8_reg0-0_tma16x1_ld-copy")
+FEW = Problem(m=40, n=512, k=512, dtype="bf16", layout="nt")
+CLIPPED = Schedule.parse("pp2_128x200x64_s4_w1_c1x1_pall_rm1_reg24-240_tma64x1_clip")
 
 EVERYTHING = """
 extern "C" __global__ void __launch_bounds__(384, 1) everything(float* p, int n, unsigned s) {
@@ -49,15 +53,15 @@ def compiled(text: str) -> tuple[bytes, str]:
     return compilation.cubin, compilation.log
 
 
-def audit(schedule: Schedule, *changes: tuple[str, str]) -> Audit:
+def audit(schedule: Schedule, *changes: tuple[str, str], problem: Problem = PROBLEM) -> Audit:
     """The audit of a kernel whose source was changed in places."""
-    source = generate(PROBLEM, schedule)
+    source = generate(problem, schedule)
     text = source.text
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
     cubin, log = compiled(text)
-    return audit_kernel(PROBLEM, schedule, log, cubin, source.entry)
+    return audit_kernel(problem, schedule, log, cubin, source.entry)
 
 
 # --- machine code ---
@@ -193,9 +197,18 @@ def test_missing_kernel_is_refused() -> None:
 # --- generated kernels ---
 
 
-@pytest.mark.parametrize("schedule", (SMALL, SPLIT, PINGPONG, CLUSTER, WIDE), ids=str)
-def test_generated_kernels_pass(schedule: Schedule) -> None:
-    facts = audit(schedule)
+@pytest.mark.parametrize(
+    ("problem", "schedule"),
+    (
+        *((PROBLEM, schedule) for schedule in (SMALL, SPLIT, PINGPONG, CLUSTER, WIDE)),
+        (ODD, COPIED),
+        (ODD, replace(COPIED, consumers=3, tile_m=192)),
+        (FEW, CLIPPED),
+    ),
+    ids=lambda value: getattr(value, "key", str(value)),
+)
+def test_generated_kernels_pass(problem: Problem, schedule: Schedule) -> None:
+    facts = audit(schedule, problem=problem)
     assert facts.problems == ()
     (loop,) = facts.loops
     assert loop.hgmma == schedule.m64_per_warpgroup * schedule.tile_k // 16

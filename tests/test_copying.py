@@ -249,4 +249,4 @@ def test_kernels_pass_the_audit(problem: Problem) -> None:
     with CompilePool(2) as pool:
         kernels = pool.compile_many([(problem, schedule) for schedule in schedules])
     rejected = {s.name: kernel.reason for s, kernel in zip(schedules, kernels, strict=True) if kernel.status != "ok"}
-    assert len(rejected) <= 1, rejected
+    assert not rejected

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from journals import ENV, FIRST, SECOND, THIRD, contents, measured
+from tileseek.codegen import generate
 from tileseek.codegen.cache import content_key
 from tileseek.heuristics.report import report
 from tileseek.heuristics.table import build_table, stale
@@ -122,10 +123,15 @@ def test_times_of_another_generator_or_compiler_are_stale_and_told(fact: str, ol
 def test_kernels_that_a_new_generator_left_alone_keep_their_times() -> None:
     shared, alone = FIRST, SECOND
     assert (shared.multicast, alone.multicast) == (True, False)
-    assert same_kernel(alone, "2", "3")
-    assert same_kernel(shared, "3", "3")
-    for schedule, made_with, version in ((shared, "2", "3"), (alone, "3", "2"), (alone, "x", "3"), (alone, "3", "4")):
-        assert not same_kernel(schedule, made_with, version)
+    assert same_kernel(P, alone, "2", "3")
+    assert same_kernel(P, shared, "3", "3")
+    odd, copying = replace(P, k=P.k + 1), replace(alone, load="copy")
+    assert same_kernel(odd, copying, "2", "3")
+    assert not same_kernel(odd, copying, "3", "4")
+    assert "generator 4" in generate(odd, copying).text
+    assert "generator 3" in generate(P, alone).text, "the text of a kernel that stays is the same"
+    for schedule, made_with, version in ((shared, "2", "3"), (alone, "3", "2"), (alone, "x", "3"), (alone, "3", "99")):
+        assert not same_kernel(P, schedule, made_with, version)
     old, new = {**ENV, "generator": "2"}, {**ENV, "generator": "3"}
     measures = [measured(P, shared, 5.0, 2.0, env="old"), measured(P, alone, 9.0, 1.0, env="old")]
     journal = contents([*measures, measured(P, THIRD, 10.0, 0.9, env="new")], old=old, new=new)

@@ -115,7 +115,9 @@ def check_compiler(compiler: str, table: Table) -> Iterator[Finding]:
     retune = "those times are stale: tune again, or use what it was measured with"
     if compiler not in ("", table.compiler):
         yield Finding("table", f"measured with {table.compiler}, here is {compiler}", retune)
-    changed = sum(not same_kernel(entry.schedule, table.generator, GENERATOR_VERSION) for entry in table.entries)
+    changed = sum(
+        not same_kernel(entry.problem, entry.schedule, table.generator, GENERATOR_VERSION) for entry in table.entries
+    )
     if changed:
         kernels = f"{changed} of {len(table.entries)} kernels are others since generator {table.generator}"
         yield Finding("table", kernels, retune)
@@ -182,6 +184,7 @@ def stale_here(contents: JournalContents, compiler: str) -> Counter[tuple[str, s
     for measure in contents.measures:
         env = contents.envs.get(measure.env, {})
         generator, made_with = str(env.get("generator", "unknown")), str(env.get("compiler", "unknown"))
-        if compiler not in ("", made_with) or not same_kernel(measure.schedule, generator, GENERATOR_VERSION):
+        of_today = same_kernel(measure.problem, measure.schedule, generator, GENERATOR_VERSION)
+        if compiler not in ("", made_with) or not of_today:
             found[f"generator {generator}", made_with] += 1
     return found

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from corners import CORNERS, in_corner
 from tileseek.codegen import CompilePool
 from tileseek.cost_model.draft import draft
 from tileseek.measure.policy import SCREEN
@@ -113,6 +114,11 @@ def _all_right(measurer: Measurer, problem: Problem, schedules: list[Schedule]) 
     assert len(candidates) >= 0.9 * len(schedules)
     results = measurer.measure(problem, candidates, VERIFY)
     assert not {r.schedule.name: (r.status, r.reason) for r in results if not r.correct}
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_full_kernels_are_right(measurer: Measurer, corner: str) -> None:
+    _all_right(measurer, *in_corner(corner, 6))
 
 
 STREAMED = [
