@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import native
 import numpy as np
@@ -75,27 +75,46 @@ def swizzled(row: int, column: int, width: int) -> int:
     return row * width + ((column // 8) ^ (row // (64 // width) % (width // 8))) * 8 + column % 8
 
 
+class Part(NamedTuple):
+    """A part of a matrix whose rows lie at multiples of `size` bytes: from (row, column) on, perhaps beyond its end."""
+
+    size: int
+    row: int
+    column: int
+    rows: int
+    columns: int
+    padding: int
+
+    @property
+    def pitch(self) -> int:
+        """Elements from row to row."""
+        unit = self.size // 2
+        return (-(-self.columns // unit) + self.padding) * unit
+
+
+def parts(step: int, steps: int, columns: int) -> st.SearchStrategy[Part]:
+    """Parts that begin at up to `steps` times `step` columns, of matrices of at most `columns`."""
+    return st.builds(
+        Part,
+        size=st.sampled_from(SIZES),
+        row=st.integers(0, 40),
+        column=st.integers(0, steps).map(lambda at: step * at),
+        rows=st.integers(1, 90),
+        columns=st.integers(1, columns),
+        padding=st.integers(0, 3),
+    )
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    size=st.sampled_from(SIZES),
-    slab=st.sampled_from(SLABS),
-    row=st.integers(0, 40),
-    column=st.integers(0, 3).map(lambda block: 64 * block),
-    rows=st.integers(1, 90),
-    columns=st.integers(1, 150),
-    padding=st.integers(0, 3),
-)
-def test_a_slab_is_what_tma_would_have_written(
-    compiled: dict[int, ctypes.CDLL], size: int, slab: int, row: int, column: int, rows: int, columns: int, padding: int
-) -> None:
-    unit = size // 2
-    pitch = (-(-columns // unit) + padding) * unit
-    matrix = np.full(rows * pitch + 8, 0xBAD, np.uint16)  # what is between rows must not be seen
-    inside = matrix[: rows * pitch].reshape(rows, pitch)[:, :columns]
+@given(part=parts(64, 3, 150), slab=st.sampled_from(SLABS))
+def test_a_slab_is_what_tma_would_have_written(compiled: dict[int, ctypes.CDLL], part: Part, slab: int) -> None:
+    size, row, column, rows, columns, _ = part
+    matrix = np.full(rows * part.pitch + 8, 0xBAD, np.uint16)  # what is between rows must not be seen
+    inside = matrix[: rows * part.pitch].reshape(rows, part.pitch)[:, :columns]
     inside[:] = np.arange(1, rows * columns + 1).reshape(rows, columns)
     found = np.full(slab * 64, 0xDEAD, np.uint16)
     copy = getattr(compiled[size], f"copy{size}_{slab}")
-    copy(pointer(found), pointer(matrix), ctypes.c_longlong(pitch), row, column, rows, columns)
+    copy(pointer(found), pointer(matrix), ctypes.c_longlong(part.pitch), row, column, rows, columns)
     expected = np.zeros(slab * 64, np.uint16)
     for r in range(min(slab, rows - row)):
         for c in range(min(64, columns - column)):
@@ -104,38 +123,23 @@ def test_a_slab_is_what_tma_would_have_written(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    size=st.sampled_from(SIZES),
-    chunk=st.sampled_from(CHUNKS),
-    row=st.integers(0, 40),
-    column=st.integers(0, 8).map(lambda block: 8 * block),
-    rows=st.integers(1, 90),
-    columns=st.integers(1, 90),
-    padding=st.integers(0, 3),
-)
+@given(part=parts(8, 8, 90), chunk=st.sampled_from(CHUNKS))
 def test_a_chunk_is_stored_where_d_has_it_and_nowhere_else(
-    compiled: dict[int, ctypes.CDLL],
-    size: int,
-    chunk: tuple[int, int],
-    row: int,
-    column: int,
-    rows: int,
-    columns: int,
-    padding: int,
+    compiled: dict[int, ctypes.CDLL], part: Part, chunk: tuple[int, int]
 ) -> None:
-    unit, (height, width) = size // 2, chunk
-    pitch = (-(-columns // unit) + padding) * unit
+    size, row, column, rows, columns, _ = part
+    height, width = chunk
     staged = np.zeros(height * width, np.uint16)
     for r in range(height):
         for c in range(width):
             staged[swizzled(r, c, width)] = 1 + r * width + c
-    d = np.zeros((rows, pitch), np.uint16)
+    d = np.zeros((rows, part.pitch), np.uint16)
     store = getattr(compiled[size], f"store{size}_{height}_{width}")
-    store(pointer(staged), pointer(d), ctypes.c_longlong(pitch), row, column, rows, columns)
+    store(pointer(staged), pointer(d), ctypes.c_longlong(part.pitch), row, column, rows, columns)
     expected = np.zeros_like(d)
     values = np.arange(1, height * width + 1).reshape(height, width)
-    part = expected[row : row + height, column : min(columns, column + width)]
-    part[:] = values[: part.shape[0], : part.shape[1]]
+    inside = expected[row : row + height, column : min(columns, column + width)]
+    inside[:] = values[: inside.shape[0], : inside.shape[1]]
     assert np.array_equal(d, expected)
 
 
