@@ -232,18 +232,6 @@ def _problem(**fields: Any) -> Problem:
     return Problem.from_json(fields)
 
 
-def pack_journal(source: str | Path, target: str | Path) -> None:
-    """Compress a journal for keeping: the same lines give the same bytes.
-
-    Raises:
-        BadInput: a file cannot be read or written.
-    """
-    try:
-        Path(target).write_bytes(gzip.compress(Path(source).read_bytes(), compresslevel=9, mtime=0))
-    except OSError as error:
-        raise BadInput(f"cannot pack the journal {source} into {target}: {error.strerror}") from error
-
-
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
     """Without garbage collection, which would look at everything read so far again and again."""

@@ -229,7 +229,7 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
     if s.swap_ab and problem.fused.gated:
         yield "a gated epilogue with swap_ab: valid is without, a gate and its up are then in the same thread"
     if s.early_fill and not can_fill_early(s):
-        yield "early_fill without straight_start, or with two shared operands, copies or a dependent launch: valid is False"
+        yield "early_fill without straight_start, with two shared operands, copies or dependent_launch: valid is False"
     yield from _copies(problem, s)
     if s.swap_ab and s.store == "direct":
         yield "direct stores with swap_ab: valid are tma and copy, which transpose"

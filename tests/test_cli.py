@@ -21,7 +21,8 @@ from journals import ENV, FIRST, FOURTH, SECOND, contents, measured
 from tileseek.cost_model.analytic import estimate_us
 from tileseek.cost_model.features import FEATURES
 from tileseek.cost_model.predictor import PREDICTOR_VERSION
-from tileseek.heuristics.journal import Journal, JournalContents, pack_journal, read_journal
+from tileseek.heuristics.journal import Journal, JournalContents, read_journal
+from tileseek.heuristics.packing import pack
 from tileseek.heuristics.table import build_table, load_table
 from tileseek.measure import gpus
 from tileseek.measure.policy import Policy
@@ -149,6 +150,15 @@ def test_export(run: Cli, table: Path, tmp_path: Path, form: str) -> None:
     out = tmp_path / "exported"
     assert run("export", form, "--table", table, "--out", out).out == ""
     assert out.read_text() == done.out
+
+
+def test_export_packs_journals(run: Cli, recorded: Path, tmp_path: Path) -> None:
+    journal, out = recorded / "journal.jsonl", tmp_path / "kept.jsonl.gz"
+    done = run("export", "journal", "--journal", journal, "--journal", journal, "--out", out)
+    once = read_journal(journal)
+    assert (done.code, done.out) == (0, "")
+    assert done.err == f"packed {2 * len(once.measures)} measurements\n"
+    assert read_journal(out).measures == 2 * once.measures
 
 
 def test_export_counts_what_it_leaves_out(run: Cli, tmp_path: Path) -> None:
@@ -422,6 +432,7 @@ def a_file(folder: Path) -> str:
         (["export", "t4", "--table", "t"], "--table means nothing to export t4: valid are --journal, --device, --out"),
         (["export", "t4", "--objective", "edp"], "--objective means nothing to export t4"),
         (["export", "t4", "--journal", "j", "--device", "H200"], "valid is --device or --journal, not both"),
+        (["export", "journal"], "export journal without --out"),
         (["portfolio", "--loss", "-1"], "the loss is -1: valid is 0 or more"),
         (["portfolio", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
@@ -539,7 +550,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 line = {name: getattr(measure, name) for name in ("status", "times_us", "median_us", "ratio_to_ref")}
                 head = {"kind": "measure", "problem": problem.to_json(), "schedule": schedule.to_json()}
                 journal.append({**head, **line, "env": "e1", "policy": "screen-1"})
-    pack_journal(folder / "journal.jsonl", folder / "journal.jsonl.gz")
+    pack(read_journal(folder / "journal.jsonl"), folder / "journal.jsonl.gz")
     (folder / "suite.csv").write_text(SUITE)
     return folder
 

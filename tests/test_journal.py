@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tileseek.heuristics.journal import JOURNAL_VERSION, Journal, pack_journal, read_journal
+from tileseek.heuristics.journal import JOURNAL_VERSION, Journal, read_journal
+from tileseek.heuristics.packing import pack
 from tileseek.space import BadInput, Problem, Schedule
 
 PROBLEM = Problem(512, 1024, 2048)
@@ -59,11 +60,28 @@ def test_packing_keeps_the_lines_and_is_deterministic(tmp_path: Path) -> None:
     with Journal(path) as journal:
         for i in range(20):
             journal.append(measure_line(median_us=1.0 + i))
-    pack_journal(path, tmp_path / "a.jsonl.gz")
+    contents = read_journal(path)
+    pack(contents, tmp_path / "a.jsonl.gz")
     time.sleep(0.01)
-    pack_journal(path, tmp_path / "b.jsonl.gz")
+    pack(contents, tmp_path / "b.jsonl.gz")
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
-    assert read_journal(tmp_path / "a.jsonl.gz") == read_journal(path)
+    assert read_journal(tmp_path / "a.jsonl.gz") == contents
+
+
+def test_packing_keeps_the_intervals_of_finals_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path) as journal:
+        journal.append({"kind": "env", "env": "e1", "gpu": "NVIDIA H200"})
+        for policy in ("screen-1", "final-brief-2"):
+            journal.append(measure_line(policy=policy, ci95={"ratio_to_ref": [0.9, 1.1]}))
+        journal.append(measure_line(kind="compile", status="audit", reason="spills"))
+    pack(read_journal(path), tmp_path / "a.jsonl.gz")
+    kept = read_journal(tmp_path / "a.jsonl.gz")
+    assert ["ci95" in measure.raw for measure in kept.measures] == [False, True]
+    assert [measure.raw["reason"] for measure in kept.compiles] == ["spills"]
+    assert kept.envs == read_journal(path).envs
+    with pytest.raises(BadInput, match="cannot write"):
+        pack(kept, tmp_path / "nowhere" / "a.jsonl.gz")
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:

@@ -9,26 +9,29 @@ import typer
 
 from ..api import load_table
 from ..heuristics.export import left_out, to_csv, to_inductor, to_nvfuser, to_t4
+from ..heuristics.journal import JournalContents
+from ..heuristics.packing import pack
 from ..results import journal_path
 from ..space import FOR_TIME, H200, BadInput, find_device, shown
 from ..tables import make_table
 from .inputs import TablePath, check_objective, read_journals, require
-from .output import notes, write_text
+from .output import check_writable, notes, write_text
 
 _OF_TABLES = {"csv": to_csv, "inductor": to_inductor, "nvfuser": to_nvfuser}
 _OPTIONS = {
     **dict.fromkeys(_OF_TABLES, ("table",)),
     "table": ("journal", "device", "objective"),
     "t4": ("journal", "device"),
+    "journal": ("journal", "device"),
 }
 """What each form is made of, by the options that say it."""
 
 
 def command(
-    form: Annotated[str, typer.Argument(metavar="FORM", help="csv, inductor, nvfuser, table or t4.")],
+    form: Annotated[str, typer.Argument(metavar="FORM", help="csv, inductor, nvfuser, table, t4 or journal.")],
     table: TablePath = None,
     journal: Annotated[
-        list[Path] | None, typer.Option(help="Journal for table and t4 (default: bundled); may be repeated.")
+        list[Path] | None, typer.Option(help="Journal for table, t4 and journal (default: bundled); may be repeated.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Device class of a table, or of the bundled journal (default: H200).")
@@ -38,7 +41,8 @@ def command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
 ) -> None:
-    """Write a table (csv, inductor, nvfuser) in the form another tool reads, or make a table or T4 of journals."""
+    """Write a table (csv, inductor, nvfuser) in the form another tool reads, make a table or T4 of journals, or pack
+    several journals into one for keeping (journal)."""
     if form not in _OPTIONS:
         raise BadInput(f"form is {shown(form)}: valid are {', '.join(_OPTIONS)}")
     _check_options(form, table=table, journal=journal, device=device, objective=objective)
@@ -56,7 +60,18 @@ def command(
         if form == "table":
             require("search", "numpy", "sklearn")
         contents = read_journals(journal or [journal_path(where)])
+        if form == "journal":
+            _pack(contents, out)
+            return
         write_text(out, to_t4(contents) if form == "t4" else make_table(contents, where, tuned_for).dumps())
+
+
+def _pack(contents: JournalContents, out: Path | None) -> None:
+    if out is None:
+        raise BadInput("export journal without --out: valid is the name of a file, such as kept.jsonl.gz")
+    check_writable(out)
+    pack(contents, out)
+    notes.print(f"packed {len(contents.measures) + len(contents.compiles)} measurements")
 
 
 def _check_options(form: str, **options: object) -> None:
@@ -70,5 +85,7 @@ def _check_options(form: str, **options: object) -> None:
         if name not in _OPTIONS[form]:
             valid = ", ".join(f"--{option}" for option in _OPTIONS[form])
             raise BadInput(f"--{name} means nothing to export {form}: valid are {valid}, --out")
-    if form == "t4" and {"journal", "device"} <= set(given):
-        raise BadInput("--device chooses a bundled journal for export t4: valid is --device or --journal, not both")
+    if form in ("t4", "journal") and {"journal", "device"} <= set(given):
+        raise BadInput(
+            f"--device chooses a bundled journal for export {form}: valid is --device or --journal, not both"
+        )
