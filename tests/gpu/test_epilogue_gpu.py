@@ -32,10 +32,17 @@ KINDS = [
     ("bf16", "nt", "bias+aux+gelu+residual"),
     ("fp16", "nt", "silu+gated"),
     ("bf16", "tt", "alpha+gelu_tanh+gated+residual+beta"),
+    ("fp8", "nt", "scale_m+scale_n+bias"),
+    ("fp8_e5m2", "nt", "scale+alpha+relu+residual"),
+]
+
+PLAIN = [
+    *((dtype, layout, "none") for dtype in ("bf16", "fp16") for layout in ("nt", "nn", "tn", "tt")),
+    *((dtype, "nt", "none") for dtype in ("fp8", "fp8_e5m2")),
 ]
 
 
-@pytest.mark.parametrize(("dtype", "layout", "epilogue"), KINDS)
+@pytest.mark.parametrize(("dtype", "layout", "epilogue"), [*KINDS, *PLAIN])
 def test_small_odd_shapes_are_right(dtype: str, layout: str, epilogue: str) -> None:
     program = Path(__file__).parent / "shapes.py"
     command = [sys.executable, str(program), dtype, layout, epilogue, "0"]

@@ -60,3 +60,4 @@ def test_memcheck_is_silent(dtype: str, layout: str, epilogue: str) -> None:
     launches = re.search(r"(\d+) launches", words)
     assert launches and int(launches[1]) >= 12, words
     assert "ERROR SUMMARY: 0 errors" in words, words
+    assert "wrong elements" not in words, words
