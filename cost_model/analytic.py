@@ -43,9 +43,9 @@ GPC_SMS = (18, 18, 18, 18, 18, 16, 16, 10)
 """SMs of each GPC, 132 in all. Which have how many differs from card to card; these agree with an H200 that held 64
 clusters of 2, 30 of 4 and 15 of 8, and not 31 or 16."""
 
-HELD = {3: 37, 5: 22, 6: 17, 9: 10}
+HELD = {3: 37, 5: 22, 6: 17, 9: 9}
 """Clusters that H200s held where those GPCs would allow more: with one more, split K takes two waves, half as long
-again. Of 9 clusters 11 were too many and 10 is a guess."""
+again."""
 
 SECTOR_BYTES = 32
 """What L2 hands out at least."""
@@ -69,96 +69,107 @@ _INERTIA = 0.1
 class Constants:
     """What the arithmetic needs beside a device's data sheet. Times in ns, rates in bytes/ns, cycles of the SM clock.
 
-    They are what `fit` made, rounded, of 3400 measures of this project's kernels on H200s, 290 problems, where that
-    ranks problems held out no worse than the round numbers they started from. A fit trades one for another:
-    they are good together rather than each by itself. Numbers in words below were measured too.
+    They were fitted, rounded, to 5900 measures of this project's kernels on H200s, 330 problems: to their times, and to
+    the ratios of times of schedules of a problem that differ in four dimensions at most, which tell apart what always
+    changes together in a search. A fit trades one constant for another: they are good together rather than each by
+    itself, some rates are no rates of the hardware, and what ranks best is kept. Numbers in words below were measured
+    too.
     """
 
-    smem_bytes_per_cycle: float = 128.0
+    smem_bytes_per_cycle: float = 110.0
     """wgmma reads both operands from shared memory: m64n64 is the narrowest at full rate (arXiv:2402.13499)."""
-    drain_cycles: float = 120.0
+    drain_cycles: float = 140.0
     """From the last wgmma of a k-block to the first of the next when all are awaited."""
-    overlap_cycles: float = 5.0
+    overlap_cycles: float = 2.8
     """The same with one group left in flight."""
-    handover_cycles: float = 10.0
+    handover_cycles: float = 17.0
     """Lost per k-block by consumers that share a tile: k-blocks of 128 gain 1 to 3 % over 64."""
-    latency_ns: float = 1150.0
+    latency_ns: float = 700.0
     """From freeing a stage to its next contents under load: decode with 2, 3, 4 stages takes 0.93, 0.52, 0.41 us
     a k-block (times of another kernel)."""
-    odd_columns: float = 1.3
+    kept: float = 0.7
+    """Part of a k-block's time that a stage is kept longer with one group left in flight."""
+    odd_columns: float = 1.38
     """Slow-down of products whose columns lie along the rows of their operand, where the tile is no multiple of 16
     columns: 0 to 50 %."""
-    outside_ns: float = 2.5
+    outside_ns: float = 2.1
     """A row of 128 bytes outside the matrix, which TMA fills with zeros before it goes on: in tiles of 64 rows, 16
     take up to twice as long as with the operands swapped."""
-    intake_bytes_per_ns: float = 108.0
-    """Most that one SM asks for: 64 bytes a clock. What others of its cluster send comes beside."""
-    misaligned: float = 1.7
+    intake_bytes_per_ns: float = 330.0
+    """Most that one SM asks for. Where rows begin at whole sectors no product was seen to wait for it: 64 x 128 tiles
+    of 512 x 2048 x 4096 take in 150 bytes/ns without clusters, and clusters make them no faster."""
+    misaligned: float = 3.19
     """Slow-down of loads from rows that begin at odd multiples of 16 bytes: 4096 x 4096 x 4104 takes a third longer
     than 4096^3 where no CTAs share loads, and no longer where two share the wider operand."""
-    l2_bytes_per_ns: float = 12000.0
-    """L2 reads of all SMs."""
-    l2_share: float = 1.05
+    straddling: float = 1.31
+    """Slow-down of loads that bring 256 bytes into L2 where rows do not begin at multiples of 128: kernels take 5 % and
+    more longer than with 128, 10 to 15 % where rows begin inside sectors."""
+    l2_bytes_per_ns: float = 23000.0
+    """L2 reads of all SMs, as they act on the time: several SMs ask for most lines at about the same time."""
+    l2_share: float = 0.842
     """Size of the L2 as it acts, in its real size: CTAs walk along K together, so that a wave needs less than the whole
     panels by which traffic is counted."""
-    crowding: float = 0.06
+    crowding: float = 0.01
     """Slow-down of memory-bound work when the ring fills shared memory instead of holding `enough_bytes`."""
-    enough_bytes: float = 80e3
+    enough_bytes: float = 65e3
     """Bytes in flight per SM that saturate DRAM."""
-    epilogue_cycles: float = 600.0
-    element_cycles: float = 9.0
+    epilogue_cycles: float = 180.0
+    element_cycles: float = 12.0
     """Epilogue of a tile: fixed, and for each element a thread holds."""
-    direct_element_cycles: float = 35.0
+    direct_element_cycles: float = 48.0
     """The same with stores straight from registers, whose rows are not coalesced."""
     residual_element_cycles: float = 150.0
     """A residual that its consumers read themselves, for each element a thread holds: 120 to 175."""
-    piece_cycles: float = 95.0
+    piece_cycles: float = 57.0
     """For each chunk of the epilogue; its buffer is waited for when it is the only one."""
-    turn_cycles: float = 55.0
+    turn_cycles: float = 54.0
     """Passing the tensor cores from one ping-pong warpgroup to the other."""
-    launch_ns: float = 1300.0
+    launch_ns: float = 1700.0
     """Launch, barriers, tensor maps and the last store: with a ring to fill, decode takes 3 us more than its bytes."""
-    barrier_ns: float = 15.0
+    barrier_ns: float = 16.0
     """Initialising one mbarrier where each lane has one: some 12 instructions in turn, by the machine code."""
-    cluster_launch_ns: float = 270.0
-    reduce_ns: float = 95.0
-    reduce_bytes_per_ns: float = 21.0
+    cluster_launch_ns: float = 330.0
+    reduce_ns: float = 82.0
+    reduce_bytes_per_ns: float = 13.0
     """Adding the parts of a split K through distributed shared memory: fixed, and for the fp32 sums an SM sends."""
-    workspace_ns: float = 4200.0
+    workspace_ns: float = 3900.0
     """A part that goes through device memory: stores, a fence and a counter."""
     part_ns: float = 145.0
-    part_bytes_per_ns: float = 190.0
+    part_bytes_per_ns: float = 130.0
     """Each part that the last to arrive reads, one round trip after the other."""
-    atomic_bytes_per_ns: float = 80.0
+    atomic_bytes_per_ns: float = 38.0
     """fp32 sums that one SM adds to device memory."""
     stream_ns: float = 5000.0
-    """What is added when stream-K cuts tiles unevenly."""
-    unhinted: float = 0.03
+    """What is added when stream-K cuts tiles."""
+    evicted: float = 0.29
+    """Part of an operand that DRAM reads again where it leaves L2 first although several tiles need it: 131072 x 256 x
+    256 takes 14 to 34 % longer with that hint."""
+    unhinted: float = 0.026
     """Slow-down of memory-bound work whose streamed operand does not leave L2 first (1 to 5 %)."""
     early_ns: float = 110.0
     """What asking for the first stages before all else saves: 0.08 to 0.14 us of kernels of 5 to 50 us."""
-    wait_saves_ns: float = 400.0
-    weights_save_ns: float = 900.0
+    wait_saves_ns: float = 710.0
+    weights_save_ns: float = 940.0
     """What a dependent launch saves by starting early, and by loading weights early (0.75 to 1.65 us at 16 rows)."""
-    cta_ns: float = 240.0
+    cta_ns: float = 270.0
     """Starting one CTA after another where a kernel is not persistent."""
-    gemv_launch_ns: float = 2900.0
+    gemv_launch_ns: float = 2630.0
     """Launch of a kernel without barriers and tensor maps, its shuffles and its stores."""
-    gemv_latency_ns: float = 320.0
+    gemv_latency_ns: float = 180.0
     """From asking for a slice to having it, under load."""
-    gemv_intake_bytes_per_ns: float = 60.0
+    gemv_intake_bytes_per_ns: float = 52.0
     """Most that one SM takes in by ordinary loads."""
-    flop_pj: float = 0.52
-    dram_pj: float = 40.0
-    l2_pj: float = 3.6
-    fill_pj: float = 8.6
+    flop_pj: float = 0.4
+    dram_pj: float = 29.0
+    l2_pj: float = 17.0
+    fill_pj: float = 5.5
     """Energy of a 16-bit FLOP (half of it is assumed for 8 bits, not measured), and of a byte from DRAM, from L2 and
     into shared memory: 1 pJ a FLOP in all."""
-    full_load_w: float = 460.0
+    full_load_w: float = 380.0
     """Power above the static part at which the clock is lowest."""
-    clock_drop_mhz: float = 540.0
+    clock_drop_mhz: float = 510.0
     """By which that load lowers the clock: 1980 to 1430 MHz at 8192^3; 1650 at 2048^3, 1820 in decode."""
-    sharpness: float = 16.0
+    sharpness: float = 4.05
     """Exponent that joins limits: infinite for a roofline, smaller where limits that are close add up."""
 
     @classmethod
@@ -243,18 +254,17 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     b_bytes = min(s.tile_n, columns) * s.tile_k * element
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
     first, second = s.operands
-    a_cost, b_cost = _row_cost(problem, first, c), _row_cost(problem, second, c)
+    a_cost, b_cost = _row_cost(problem, s, first, c), _row_cost(problem, s, second, c)
     asked = a_bytes / s.cluster_n * a_cost + b_bytes / s.cluster_m * b_cost
     block = _tensor_cycles(s, device, element, c)
     if odd_columns(problem, s):
         block *= c.odd_columns
-    issue = max(_issue_cycles(problem, s, block, c), sharing * block)
+    alone = _issue_cycles(problem, s, block, c)
+    issue = max(alone, sharing * block)
     epilogue = _epilogue_cycles(problem, s, c)
     outside = _rows_outside(problem, s, rows, columns) * s.tile_k * element / SWIZZLE_BYTES
     outside_ns = sharing * outside * c.outside_ns
-    # The SM of a leader asks for whole tiles, and the others wait for it.
-    most = a_bytes * a_cost + b_bytes * b_cost if s.multicast_kind == "leader" else asked
-    intake_ns = sharing * most / c.intake_bytes_per_ns
+    intake_ns = sharing * asked / c.intake_bytes_per_ns
     l2_ns = running * asked / c.l2_bytes_per_ns
 
     traffic = dram_traffic(problem, s, grid, resident, device, c)
@@ -264,7 +274,9 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     if once := read_once(grid, s):
         dram_ns *= 1 + c.unhinted * (s.evict_first != once)
     fixed_ns = c.launch_ns + c.latency_ns + (c.cluster_launch_ns if s.cluster_size > 1 else 0.0)
-    parts_ns = (1 if s.stream_k else rounds) * _part_ns(problem, s, serial_units, c)
+    # Where whole tiles fill the waves stream-K cuts none.
+    added_up = units % resident > 0 if s.stream_k else rounds
+    parts_ns = added_up * _part_ns(problem, s, serial_units, c)
     if s.straight_start:
         fixed_ns -= 2 * s.stages * c.barrier_ns
     if s.early_fill:
@@ -275,13 +287,13 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     restart_ns = 0.0 if s.persistent or sharing > 1 else (rounds - 1) * (c.latency_ns + c.cta_ns)
     hidden_end = s.arrangement == PINGPONG and s.persistent
 
-    def ring_ns(mhz: float) -> float:
+    def ring_ns(issue_ns: float) -> float:
         # A stage is on its way for the latency, then in use until its products are done.
-        return (c.latency_ns + (1 + s.mma_in_flight) * issue * 1e3 / mhz) / s.stages
+        return (c.latency_ns + (1 + c.kept * s.mma_in_flight) * issue_ns) / s.stages
 
     def total_ns(mhz: float) -> float:
         issue_ns = issue * 1e3 / mhz
-        main = k_blocks * _join(c.sharpness, issue_ns, ring_ns(mhz), intake_ns, l2_ns)
+        main = k_blocks * _join(c.sharpness, issue_ns, ring_ns(issue_ns), intake_ns, l2_ns)
         end = epilogue * 1e3 / mhz
         if hidden_end:
             turn = c.turn_cycles * 1e3 / mhz
@@ -289,6 +301,11 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
         else:
             ends = 1.0 if sharing > 1 else max(1.0, serial_units)
             busy = serial_units * main + parts_ns + ends * end
+            if sharing > 1:
+                # However well CTAs of an SM hide each other's waits, each has its own from start to end.
+                alone_ns = alone * 1e3 / mhz
+                life = c.cta_ns + c.latency_ns + k_blocks * max(alone_ns, ring_ns(alone_ns)) + end
+                busy = _join(c.sharpness, busy, rounds * life + parts_ns)
         zeros = serial_units * k_blocks * outside_ns
         return _join(c.sharpness, busy + restart_ns, dram_ns) + zeros + fixed_ns
 
@@ -305,7 +322,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     return Terms(
         total_us=total_ns(clock) / 1e3,
         tensor_us=serial * block * 1e3 / clock,
-        ring_us=serial * ring_ns(clock),
+        ring_us=serial * ring_ns(issue * 1e3 / clock),
         intake_us=serial * (intake_ns + outside_ns),
         l2_us=serial * l2_ns,
         dram_us=dram_ns / 1e3,
@@ -365,11 +382,26 @@ def _analyse_gemv(problem: Problem, s: Schedule, device: Device, c: Constants) -
     )
 
 
-def _row_cost(problem: Problem, operand: str, c: Constants) -> float:
+def _row_cost(problem: Problem, s: Schedule, operand: str, c: Constants) -> float:
     """What loading an operand costs, as a multiple of what it costs where all rows begin at whole sectors."""
+    cost = c.misaligned if misaligned(problem, operand) else 1.0
+    return cost * c.straddling if straddles(problem, s, operand) else cost
+
+
+def row_bytes(problem: Problem, operand: str) -> int:
+    """From the beginning of one row of an operand in memory to that of the next."""
     major = problem.a_major if operand == "a" else problem.b_major
-    aligned = getattr(problem, major) * DTYPE_BYTES[problem.dtype] % SECTOR_BYTES == 0
-    return 1.0 if aligned else c.misaligned
+    return int(getattr(problem, major) * DTYPE_BYTES[problem.dtype])
+
+
+def misaligned(problem: Problem, operand: str) -> bool:
+    """Whether rows of an operand begin inside a sector of L2."""
+    return row_bytes(problem, operand) % SECTOR_BYTES != 0
+
+
+def straddles(problem: Problem, s: Schedule, operand: str) -> bool:
+    """Whether 128 bytes of a row may lie in two of the larger pieces that a load brings into L2."""
+    return s.l2_promotion > SWIZZLE_BYTES and row_bytes(problem, operand) % SWIZZLE_BYTES != 0
 
 
 def _rows_outside(problem: Problem, s: Schedule, rows: int, columns: int) -> int:
@@ -498,6 +530,9 @@ def dram_traffic(
         streamed = min(1.0, 1.5 * resident / grid.clusters)
         lost = streamed * max(0.0, 1 - cache / (a + b))
         output += int(lost * (a * (grid.n - 1) + b * (grid.m - 1)))
+    # What is to leave L2 first is gone when the next tile asks for it.
+    if s.evict_first and not read_once(grid, s):
+        output += int(c.evicted * (problem.m if s.evict_first == "a" else problem.n) * problem.k * element)
     product = fast * (1 + again_fast * lost_panel) + slow * (1 + again_slow * lost_slow) + output
     first, second = s.operands
     shared = sum(size for name, size in ((first, a), (second, b)) if problem.copies(name) == 1 and size < cache)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from array import array
 
-from ..space import DTYPE_BYTES, GEMV, PINGPONG, Device, Problem, Schedule, ceil_div, kernel_extents
-from .analytic import Terms, odd_columns
+from ..space import DTYPE_BYTES, GEMV, PINGPONG, Device, Problem, Schedule, ceil_div, kernel_extents, tile_grid
+from .analytic import Terms, misaligned, odd_columns, read_once, straddles
 
 FEATURES = (
     # the problem
@@ -77,6 +77,11 @@ FEATURES = (
     "interleave_k",
     "early_fill",
     "rotate",
+    "straight_start",
+    "misaligned",
+    "straddling",
+    "hint",
+    "l2_per_dram",
 )
 """The names, in the order of `features`."""
 
@@ -156,5 +161,10 @@ def features(problem: Problem, s: Schedule, device: Device, terms: Terms, floor:
         s.interleave_k,
         s.early_fill,
         s.multicast_kind == "rotate",
+        s.straight_start,
+        sum(misaligned(problem, operand) for operand in s.operands),
+        sum(straddles(problem, s, operand) for operand in s.operands),
+        (1 if s.evict_first == read_once(tile_grid(problem, s), s) else -1) if s.evict_first else 0,
+        math.log(terms.l2_us / terms.dram_us),
     )
     return array("f", values).tolist()

@@ -30,7 +30,10 @@ RATE = 0.25
 """Many members of few trees: on families held out their mean chooses better than few members of many trees, at equal
 cost. So few in all that a query scores a schedule in tens of microseconds of pure Python."""
 
-NEAR = 0.2
+LEAST_IN_LEAF = 20
+"""Fewer schedules in a leaf are no rule for problems to come."""
+
+NEAR = 0.4
 """log(time / best) at which a schedule weighs half of the best one."""
 
 FAR = 1.1
@@ -129,7 +132,7 @@ def train(measures: Iterable[Measured], device: Device, seed: int = 0, constants
             learning_rate=RATE,
             subsample=0.3,
             max_features=0.3,
-            min_samples_leaf=5,
+            min_samples_leaf=LEAST_IN_LEAF,
             random_state=int(rng.integers(2**31)),
         )
         return trees.fit(x, y, sample_weight=weight)

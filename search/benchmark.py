@@ -6,6 +6,7 @@ transfers, comes from the problems of other families. A fold at a time is held o
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -20,7 +21,7 @@ from ..cost_model.draft import spread
 from ..cost_model.ranker import Ranker, train
 from ..cost_model.regret import TIE, split_families
 from ..heuristics.journal import JournalContents, Measure
-from ..space import BadInput, Device, Problem, Schedule, shown
+from ..space import BadInput, Device, Problem, Schedule, draw, shown
 from .budget import Budget
 from .nvidia import available, nvidia_order
 from .runner import ReplayRunner
@@ -36,6 +37,9 @@ WITHIN = (0.01, 0.02, 0.05)
 
 KEPT = 0.1
 """Share of a problem's schedules that pruning keeps."""
+
+DRAWN = 1000
+"""Schedules of a problem's whole valid space that the best of the journal is ranked among."""
 
 LEAST = 300
 """Schedules a problem must have been measured with to be searched; those with fewer only teach."""
@@ -152,9 +156,14 @@ class Replayed:
     efficiency: dict[str, dict[int, float]] = field(default_factory=dict)
     """For each arm, after each of COUNTS: cost of the journal's best over that of the best found; 1 is the best."""
     survives: bool = False
-    """Whether the best schedule is within the share KEPT of the ranker's order."""
+    """Whether the best schedule is within the share KEPT of the ranker's order of the measured schedules. Nearly all of
+    these were measured because a model liked them."""
     tie_survives: bool = False
     """Whether it or one within TIE of it is."""
+    drawn_before: float = 0.0
+    """Share of valid schedules, drawn at random as `space.sample` does, that the ranker puts before the best."""
+    space_before: float = 0.0
+    """The same with every draw weighted by the number of schedules it stands for: the share of the valid space."""
     log_error: float = 0.0
     """Logarithm of the time expected of the best schedule over that measured."""
 
@@ -167,10 +176,12 @@ def replay(
     folds: int = 10,
     least: int = LEAST,
     most: int = COUNTS[-1],
+    drawn: int = DRAWN,
     seed: int = 0,
     progress: Callable[[str, int], None] = lambda now, done: None,
 ) -> list[Replayed]:
-    """Every arm on every problem that was measured with at least `least` schedules, up to `most` measurements.
+    """Every arm on every problem that was measured with at least `least` schedules, up to `most` measurements; the best
+    of each is also ranked among `drawn` schedules of its valid space.
 
     Raises:
         BadInput: no problem has as many, there is only one family, or an arm is unknown or cannot run here.
@@ -186,14 +197,14 @@ def replay(
         ranker = train(training, device, seed)
         others = [replace(m, env="") for m in training]
         for problem, (group, cost_of) in sorted(cases.items()):
-            found.append(_replayed(Case(problem, group, cost_of, others, ranker, device, seed), names, most))
+            found.append(_replayed(Case(problem, group, cost_of, others, ranker, device, seed), names, most, drawn))
             progress(f"fold {fold}", len(found))
     if not found:
         raise BadInput(f"no problem with {least} schedules beside other families: valid is a journal with some")
     return sorted(found, key=lambda each: each.problem)
 
 
-def _replayed(case: Case, names: Sequence[str], most: int) -> Replayed:
+def _replayed(case: Case, names: Sequence[str], most: int, drawn: int) -> Replayed:
     best = case.best
     result = Replayed(case.problem, len(case.costs))
     for name in names:
@@ -204,10 +215,22 @@ def _replayed(case: Case, names: Sequence[str], most: int) -> Replayed:
     result.survives = any(case.costs[s] == best for s in kept)
     result.tie_survives = any(case.costs[s] <= best * (1 + TIE) for s in kept)
     winner = min(case.costs, key=lambda s: (case.costs[s], s))
+    result.drawn_before, result.space_before = _before(case, winner, drawn)
     time = statistics.median(m.median_us for m in case.measures if m.schedule == winner and m.median_us is not None)
     expected = case.ranker.expected_us(case.problem, winner, case.device)
     result.log_error = math.log(expected / time)
     return result
+
+
+def _before(case: Case, schedule: Schedule, drawn: int) -> tuple[float, float]:
+    """The shares of `drawn` random schedules, and of the valid space as they represent it, that the ranker puts before
+    `schedule`."""
+    rng = random.Random(case.seed)
+    draws = [draw(case.problem, case.device, rng) for _ in range(drawn)]
+    weights = [stands_for for _, stands_for in draws]
+    own, *scores = case.ranker.scores(case.problem, [schedule, *(s for s, _ in draws)], case.device)
+    before = [score < own for score in scores]
+    return sum(before) / drawn, sum(itertools.compress(weights, before)) / sum(weights)
 
 
 def document(found: Sequence[Replayed]) -> dict[str, Any]:
@@ -222,9 +245,11 @@ def document(found: Sequence[Replayed]) -> dict[str, Any]:
         "arms": arms,
         "prune": {
             "kept": KEPT,
-            "recall": _share([each.survives for each in found]),
-            "recall_of_ties": _share([each.tie_survives for each in found]),
+            "measured_recall": _share([each.survives for each in found]),
+            "measured_recall_of_ties": _share([each.tie_survives for each in found]),
             "tie": TIE,
+            "drawn_recall": _share([each.drawn_before < KEPT for each in found]),
+            "space_recall": _share([each.space_before < KEPT for each in found]),
         },
         "expected_us": {
             "median_abs_log_ratio": round(statistics.median(abs(each.log_error) for each in found), 4),
@@ -236,6 +261,8 @@ def document(found: Sequence[Replayed]) -> dict[str, Any]:
                 "schedules": each.schedules,
                 "best_survives": each.survives,
                 "tie_survives": each.tie_survives,
+                "drawn_before": round(each.drawn_before, 5),
+                "space_before": round(each.space_before, 5),
                 "expected_over_measured": round(math.exp(each.log_error), 4),
                 "efficiency": {
                     name: {str(count): round(value, 5) for count, value in curve.items()}

@@ -392,10 +392,23 @@ def enumerate_schedules(
 
 def sample(problem: Problem, device: Device, rng: random.Random) -> Schedule:
     """A random valid schedule: each dimension drawn evenly from its valid values."""
-    schedule = _START
+    return draw(problem, device, rng)[0]
+
+
+def draw(problem: Problem, device: Device, rng: random.Random) -> tuple[Schedule, float]:
+    """A random valid schedule as `sample` draws it, and one over the probability of drawing it.
+
+    The draw is far from even over the valid space: an arrangement with many variants is drawn no more often than one
+    with few, and nearly all of a space's variants are of shares of K. The second value is for how many schedules the
+    first stands: its mean is the size of the space, and weighted by it draws represent the space (Knuth, Estimating the
+    efficiency of backtrack programs, 1975).
+    """
+    schedule, stands_for = _START, 1.0
     for name in DIMENSIONS:
-        schedule = vary(schedule, **{name: rng.choice(domain(name, schedule, problem, device))})
-    return schedule
+        values = domain(name, schedule, problem, device)
+        schedule = vary(schedule, **{name: rng.choice(values)})
+        stands_for *= len(values)
+    return schedule, stands_for
 
 
 def nearest(wish: Mapping[str, Any], problem: Problem, device: Device) -> Schedule:

@@ -13,12 +13,12 @@ from synthetic import PROBLEMS, journal, measure, true_us
 from tileseek.cost_model.analytic import H200_CONSTANTS, analyse, estimate_us, fit, floor_us
 from tileseek.cost_model.calibration import calibrate
 from tileseek.cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, costs, yardstick
-from tileseek.cost_model.draft import PER_TILE, _best_tiles, analytic_best, draft, tile_of
+from tileseek.cost_model.draft import PER_TILE, _streamed, analytic_best, draft, tile_of
 from tileseek.cost_model.predictor import Predictor
 from tileseek.cost_model.ranker import family, train
 from tileseek.cost_model.regret import analytic_regret, evaluate, held_out_regret, split_families
 from tileseek.heuristics.journal import JournalContents, measure_from_json
-from tileseek.space import GEMV, H200, BadInput, Problem, Schedule, violations
+from tileseek.space import H200, BadInput, Problem, Schedule, violations
 
 COOP = Schedule.parse("coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2")
 PINGPONG = Schedule.parse("pp2_128x192x64_s5_w1_c1x1_pall_rm8_reg24-240_tma64x1")
@@ -100,7 +100,7 @@ def test_bands_save_traffic() -> None:
 
 
 def test_fit_recovers_a_constant() -> None:
-    truth = replace(H200_CONSTANTS, latency_ns=700.0)
+    truth = replace(H200_CONSTANTS, latency_ns=1300.0)
     problem = Problem(16, 6144, 4096)
     measures = [
         measure(problem, s, estimate_us(problem, s, H200, truth))
@@ -137,7 +137,8 @@ def test_draft_is_valid_ordered_and_diverse(problem: Problem) -> None:
     assert len({s.kernel for s in found}) == len(found) >= (32 if problem.m > 1 else 16)
     assert not any(violations(problem, s, H200) for s in found)
     times = [estimate_us(problem, s, H200) for s in found]
-    assert times[0] == min(times)
+    # Made valid, a schedule may take a little less than was estimated.
+    assert times[0] <= 1.001 * min(times)
     assert sum(times[:8]) < sum(times[-8:])
     tiles = Counter(tile_of(s) for s in found)
     assert max(tiles.values()) <= PER_TILE
@@ -195,7 +196,7 @@ def test_draft_of_outputs_narrower_than_any_tile(problem: Problem) -> None:
 )
 def test_draft_of_vectors_holds_nothing_invalid(problem: Problem) -> None:
     """Eight vectors leave few registers, which shares of K take from; CTAs that stream share no loads."""
-    tiles = [s for s in _best_tiles(problem, H200, 32) if s.arrangement == GEMV]
+    tiles = list(_streamed(problem, H200))
     assert tiles
     assert not [s.name for s in tiles if violations(problem, s, H200)]
     assert not violations(problem, analytic_best(problem, H200), H200)

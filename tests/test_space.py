@@ -27,7 +27,9 @@ from tileseek.space import (
     Schedule,
     ceil_div,
     domain,
+    draw,
     enumerate_schedules,
+    enumeration,
     find_device,
     nearest,
     neighbours,
@@ -540,3 +542,15 @@ def test_what_is_not_asked_for_leaves_no_trace(tmp_path: Path) -> None:
     path.write_text(f"{HEADER},deterministic\na,nt,bf16,8192,8192,8192,perhaps\n")
     with pytest.raises(BadInput, match="line 2: deterministic is 'perhaps': valid are True, False"):
         read_suite(path)
+
+
+def test_draws_stand_for_the_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of what draws stand for is the number of schedules, also of those with a property."""
+    names = ("arrangement", "consumers", "load", "tile_m", "tile_n", "tile_k")
+    monkeypatch.setattr(enumeration, "DIMENSIONS", {name: enumeration.DIMENSIONS[name] for name in names})
+    rng = random.Random(0)
+    draws = [draw(LARGE, H200, rng) for _ in range(1000)]
+    space = list(enumerate_schedules(LARGE, H200, names=names))
+    assert sum(weight for _, weight in draws) / len(draws) == pytest.approx(len(space), rel=0.1)
+    pingpong = sum(weight for s, weight in draws if s.arrangement == "pp") / len(draws)
+    assert pingpong == pytest.approx(sum(s.arrangement == "pp" for s in space), rel=0.2)

@@ -72,8 +72,10 @@ def _print(facts: Mapping[str, Any]) -> None:
         print_table([title, *next(iter(facts["arms"].values()))], rows)
     prune, expected = facts["prune"], facts["expected_us"]
     print(
-        f"\npruned to {prune['kept']:.0%}, the best schedule is kept on {prune['recall']:.0%} of problems,"
-        f" it or one within {prune['tie']:.0%} on {prune['recall_of_ties']:.0%}"
+        f"\npruned to {prune['kept']:.0%} of the valid space, the best schedule is kept on"
+        f" {prune['space_recall']:.0%} of problems, of a draw even over each dimension on {prune['drawn_recall']:.0%};"
+        f"\nto {prune['kept']:.0%} of what was measured on {prune['measured_recall']:.0%},"
+        f" it or one within {prune['tie']:.0%} on {prune['measured_recall_of_ties']:.0%}"
     )
     print(f"expected time of the best schedule: off by {expected['median_abs_log_ratio']:.1%} in the median")
 
