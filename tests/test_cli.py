@@ -161,6 +161,14 @@ def test_export_packs_journals(run: Cli, recorded: Path, tmp_path: Path) -> None
     assert read_journal(out).measures == 2 * once.measures
 
 
+def test_portfolio_of_a_suite_serves_its_problems_alone(run: Cli, recorded: Path, tmp_path: Path) -> None:
+    head, row, *_ = (recorded / "suite.csv").read_text().splitlines()
+    (tmp_path / "one.csv").write_text(f"{head}\n{row}\n")
+    command = ["portfolio", "--journal", recorded / "journal.jsonl", "--json"]
+    everything, one = json.loads(run(*command).out), json.loads(run(*command, "--suite", tmp_path / "one.csv").out)
+    assert len(everything["problems"]) == len(PROBLEMS) > 1 == len(one["problems"]) == len(one["kernels"])
+
+
 def test_export_counts_what_it_leaves_out(run: Cli, tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     journal = contents([measured(P, FIRST, 600.0), measured(replace(P, overlap="weights"), FIRST, 600.0)])
@@ -434,6 +442,7 @@ def a_file(folder: Path) -> str:
         (["export", "t4", "--journal", "j", "--device", "H200"], "valid is --device or --journal, not both"),
         (["export", "journal"], "export journal without --out"),
         (["portfolio", "--loss", "-1"], "the loss is -1: valid is 0 or more"),
+        (["portfolio", "--suite", "nosuch"], "nosuch"),
         (["portfolio", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),
         (["report", "."], "no journal in the folder ."),

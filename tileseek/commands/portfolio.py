@@ -11,7 +11,7 @@ from ..heuristics.portfolio import portfolio
 from ..heuristics.table import current_measures
 from ..results import journal_path
 from ..space import H200, find_device
-from .inputs import AsJson, DocumentPath, MeasuredOn, number, read_journals, whole_number
+from .inputs import AsJson, DocumentPath, MeasuredOn, number, read_journals, read_problems, whole_number
 from .output import check_writable, dumps_json, print_table, write_text
 
 
@@ -20,6 +20,9 @@ def command(
         list[Path] | None, typer.Option(help="Journal to choose from (default: bundled); may be repeated.")
     ] = None,
     device: MeasuredOn = H200.name,
+    suite: Annotated[
+        str | None, typer.Option(help="Only the problems of this bundled suite or CSV (default: all).")
+    ] = None,
     loss: Annotated[
         float, typer.Option(parser=number, help="Loss to stay within, in the geometric mean over problems.")
     ] = 0.03,
@@ -37,8 +40,11 @@ def command(
         check_writable(out)
     where = find_device(device)
     measures = current_measures(read_journals(journal or [journal_path(where)]), where)
+    if suite is not None:
+        wanted = {named.problem for named in read_problems([suite]).problems}
+        measures = [measure for measure in measures if measure.problem in wanted]
     chosen = portfolio(measures, loss, least)
-    document = dumps_json({"device": where.name, "loss": loss, "least": least, **chosen.to_json()})
+    document = dumps_json({"device": where.name, "suite": suite, "loss": loss, "least": least, **chosen.to_json()})
     if out is not None:
         write_text(out, document)
     if as_json:
