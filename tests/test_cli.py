@@ -166,6 +166,8 @@ def test_portfolio_of_a_suite_serves_its_problems_alone(run: Cli, recorded: Path
     (tmp_path / "one.csv").write_text(f"{head}\n{row}\n")
     command = ["portfolio", "--journal", recorded / "journal.jsonl", "--json"]
     everything, one = json.loads(run(*command).out), json.loads(run(*command, "--suite", tmp_path / "one.csv").out)
+    (tmp_path / "none.csv").write_text("name,layout,dtype,m,n,k\nother,nt,bf16,72,80,88\n")
+    assert "none of the 1 problems of" in run(*command, "--suite", tmp_path / "none.csv").err
     assert len(everything["problems"]) == len(PROBLEMS) > 1 == len(one["problems"]) == len(one["kernels"])
 
 

@@ -10,7 +10,7 @@ import typer
 from ..heuristics.portfolio import portfolio
 from ..heuristics.table import current_measures
 from ..results import journal_path
-from ..space import H200, find_device
+from ..space import H200, BadInput, find_device
 from .inputs import AsJson, DocumentPath, MeasuredOn, number, read_journals, read_problems, whole_number
 from .output import check_writable, dumps_json, print_table, write_text
 
@@ -43,6 +43,8 @@ def command(
     if suite is not None:
         wanted = {named.problem for named in read_problems([suite]).problems}
         measures = [measure for measure in measures if measure.problem in wanted]
+        if not measures:
+            raise BadInput(f"none of the {len(wanted)} problems of {suite} was measured: valid are measured problems")
     chosen = portfolio(measures, loss, least)
     document = dumps_json({"device": where.name, "suite": suite, "loss": loss, "least": least, **chosen.to_json()})
     if out is not None:
