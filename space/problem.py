@@ -133,12 +133,16 @@ class Problem:
 
     def stored(self, matrix: str) -> tuple[int, int]:
         """(rows, columns) of a matrix (`a`, `b`, `d` or `aux`) as it is stored, columns contiguous."""
-        return {
-            "a": (self.m, self.k) if self.a_major == "k" else (self.k, self.m),
-            "b": (self.n, self.k) if self.b_major == "k" else (self.k, self.n),
-            "d": (self.m, self.d_columns),
-            "aux": (self.m, self.n),
-        }[matrix]
+        match matrix:
+            case "a":
+                return (self.m, self.k) if self.a_major == "k" else (self.k, self.m)
+            case "b":
+                return (self.n, self.k) if self.b_major == "k" else (self.k, self.n)
+            case "d":
+                return (self.m, self.d_columns)
+            case "aux":
+                return (self.m, self.n)
+        raise KeyError(matrix)
 
     def alignment(self, matrix: str) -> int:
         """Bytes, at most 16, that the address of every row of a matrix (`a`, `b`, or `d`, the residual and the
