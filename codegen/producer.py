@@ -50,7 +50,6 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     first = first_block(s)
     if s.dependent_launch == "weights":
         early = "a" if s.swap_ab else "b"
-        late = "b" if s.swap_ab else "a"
         lines += [
             "",
             "      // The weights do not depend on the kernel before:"
@@ -67,36 +66,26 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             "      wait_for_dependencies();",
             "",
         ]
-        fill = [
-            "          if (early > 0) {",
-            "            --early;",
-            "          } else {",
-            "            mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
-            f"            mbarrier_expect(full + 8 * ring.stage, {arriving});",
-            f"            load_{early}(ring.stage, column, {corner[early]});",
-            "          }",
-            f"          load_{late}(ring.stage, column, {corner[late]});",
-        ]
+        counter, ahead = "early", [early]
     else:
         if s.dependent_launch:
             lines.append("      wait_for_dependencies();")
+        counter, ahead = "filled", _own(problem, s) if s.early_fill else []
+    begin = [
+        "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
+        f"          mbarrier_expect(full + 8 * ring.stage, {arriving});",
+    ]
+    load = {name: f"          load_{name}(ring.stage, column, {corner[name]});" for name in "ab"}
+    fill = [*begin, *load.values()]
+    if ahead:
         fill = [
-            "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
-            f"          mbarrier_expect(full + 8 * ring.stage, {arriving});",
-            f"          load_a(ring.stage, column, {corner['a']});",
-            f"          load_b(ring.stage, column, {corner['b']});",
+            f"          if ({counter} > 0) {{",
+            f"            --{counter};",
+            "          } else {",
+            *("  " + line for line in (*begin, *(load[name] for name in ahead))),
+            "          }",
+            *(load[name] for name in load if name not in ahead),
         ]
-        if s.early_fill:
-            wait, expect, *both = fill
-            own = [line for name, line in zip("ab", both, strict=True) if name in _own(problem, s)]
-            fill = [
-                "          if (filled > 0) {",
-                "            --filled;",
-                "          } else {",
-                *("  " + line for line in (wait, expect, *own)),
-                "          }",
-                *(line for line in both if line not in own),
-            ]
     lines += [
         "      bool backwards = false;",
         *("      " + line for line in loop(s)),

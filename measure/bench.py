@@ -109,7 +109,7 @@ def geomeans(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     return {name: geomean([row[name] for row in rows if row["correct"]]) or None for name in RATIOS}
 
 
-def _row(measurer: Measurer, named: NamedProblem, result: Result, over_plain: dict[str, Any] | None) -> dict[str, Any]:
+def _row(measurer: Measurer, named: NamedProblem, result: Result, cost: dict[str, Any] | None) -> dict[str, Any]:
     def known(value: Any) -> Any:
         return value if result.correct else None
 
@@ -144,7 +144,7 @@ def _row(measurer: Measurer, named: NamedProblem, result: Result, over_plain: di
         "power_limited": known(result.power_limited),
         "slot_ms": known(result.slot_ms),
         "rounds": len(result.times_us),
-        "over_plain": over_plain,
+        "over_plain": cost,
         "roofline_us": known(roofline_us(named.problem, measurer.device, mhz)),
         "roofline_share": known(roofline_share(named.problem, measurer.device, mhz, result.median_us or 1.0)),
     }
