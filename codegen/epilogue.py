@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..space import Problem, Schedule
 from ..space.resources import ACCUMULATOR_BYTES, boxes_of_a_piece, two_parts_spill
 from . import copying, fusion, stores
@@ -55,27 +57,77 @@ def call(problem: Problem, s: Schedule) -> list[str]:
 
 
 def _shares(problem: Problem, s: Schedule) -> list[str]:
-    """Lines that keep this part in its slot; then, when all parts are there, add and store the pieces dealt to it."""
+    """Lines that keep what others add up of this part in its slot; then, when all parts are there, add the others' to
+    the pieces dealt to it, and store them."""
+    dealt = list(pieces(problem, s))
     lines = [
-        "u32* const counter = workspace + tile * CONSUMERS + consumer;",
-        "float4* const first_part = part_address(slots, tile * SPLIT_K, consumer, thread);",
-        "keep_part(accumulators, first_part + unit_work.part * PART_STEP, counter, consumer, thread);",
+        "const int share_tile = tile * CLUSTER_M * CLUSTER_N + cluster_column * CLUSTER_M + cluster_row;",
+        "u32* const counter = workspace + share_tile * CONSUMERS + consumer;",
+        "float4* const parts = part_address(slots, share_tile * SPLIT_K, consumer, thread);",
         "// The warpgroups' pieces are dealt to different CTAs as long as there are enough.",
         "const int share = (unit_work.part + consumer * (SPLIT_K - PIECES % SPLIT_K)) % SPLIT_K;",
+    ]
+    for piece in dealt:
+        lines += [
+            f"if (share != {piece.owner}) keep_piece<{column}, {piece.width}>(accumulators[{piece.block}],"
+            f" parts{_block(piece)} + unit_work.part * PART_STEP);"
+            for column in piece.halves
+        ]
+    lines += [
+        "count_part(counter, consumer, thread);",
         "if (share < OWNERS) {",
         *("  " + line for line in fusion.after_main_loop(problem, s)),
         "  wait_for_parts(counter, consumer, thread);",
     ]
-    for piece in pieces(problem, s):
-        add = [
-            f"add_parts<{column}, {piece.width}>(accumulators[{piece.block}],"
-            f" first_part + {piece.block} * (TILE_N / 8) * 128);"
-            for column in piece.halves
-        ]
-        lines.append(f"  if (share == {piece.owner}) {{")
-        lines += ["    " + line for line in [*add, *_store(problem, s, piece)]]
+    for owner in range(min(len(dealt), s.split_k)):
+        lines.append(f"  if (share == {owner}) {{")
+        for group in _loaded_together([piece for piece in dealt if piece.owner == owner], s):
+            lines += ["    " + line for line in _add_shares(problem, s, group)]
         lines.append("  }")
     return [*lines, "  leave_parts(counter, consumer, thread);", "}"]
+
+
+def _block(piece: Piece) -> str:
+    """What leads from a part's first block to that of a piece."""
+    return f" + {piece.block} * (TILE_N / 8) * 128" if piece.block else ""
+
+
+def _loaded_together(dealt: list[Piece], s: Schedule) -> Iterator[list[Piece]]:
+    """The pieces of one owner in groups whose parts fit the registers that those dealt to others leave."""
+    free = s.accumulators * (s.split_k - 1) // s.split_k
+    group: list[Piece] = []
+    for piece in dealt:
+        if group and _registers_of_parts([*group, piece], s) > free:
+            yield group
+            group = []
+        group.append(piece)
+    yield group
+
+
+def _registers_of_parts(group: list[Piece], s: Schedule) -> int:
+    return sum(piece.width // 2 * len(piece.halves) for piece in group) * (s.split_k - 1)
+
+
+def _add_shares(problem: Problem, s: Schedule, group: list[Piece]) -> list[str]:
+    """Lines that add and store a group of pieces, all of whose parts are asked for before the first is added: or, where
+    registers do not hold those of one piece, some at a time."""
+    loads, sums = [], []
+    whole = _registers_of_parts(group, s) <= max(s.accumulators, 16 * 4)
+    for piece in group:
+        add = []
+        for column in piece.halves:
+            where, place = f"<{column}, {piece.width}>", f"parts{_block(piece)}, unit_work.part"
+            if whole:
+                name = f"parts_{piece.block}_{column}"
+                loads += [
+                    f"float4 {name}[SPLIT_K - 1][{piece.width // 8}];",
+                    f"load_parts{where}({name}, {place}, 1);",
+                ]
+                add.append(f"add_loaded{where}(accumulators[{piece.block}], {name});")
+            else:
+                add.append(f"add_parts{where}(accumulators[{piece.block}], {place});")
+        sums += [*add, *_store(problem, s, piece)]
+    return [*loads, *sums]
 
 
 def _write(problem: Problem, s: Schedule) -> list[str]:
@@ -84,7 +136,12 @@ def _write(problem: Problem, s: Schedule) -> list[str]:
         return [f"store_direct(accumulators, {product('d', problem)}, d_pitch, row, column, m, n);"]
     lines = fusion.after_main_loop(problem, s)
     if s.split_cluster:
-        lines += ["", "// Every CTA sends its part of a piece to the piece's owner.", "cluster_wait();"]
+        lines += [
+            "",
+            "// Every CTA sends its part of a piece to the piece's owner.",
+            "cluster_wait();",
+            *(["cluster_arrive();", "cluster_wait();  // nobody reads stages any more"] if s.exchange_in_ring else []),
+        ]
         for piece in pieces(problem, s):
             lines += [
                 f"if (rank != {piece.owner}) send_piece<{column}, {piece.width}>(accumulators[{piece.block}],"
@@ -271,16 +328,16 @@ __device__ __forceinline__ float4* part_address(float4* slots, int slot, int con
   return slots + (long long)slot * PART_STEP + consumer * M64 * (TILE_N / 8) * 128 + thread;
 }
 
-// Keeps this part of a tile in its slot, and counts it.
-template <int COUNT>
-__device__ __forceinline__ void keep_part(const float (&d)[M64][COUNT], float4* part, u32* counter, int consumer,
-                                          int thread) {
+// Keeps columns COLUMN .. COLUMN + WIDTH of a 64-row block of this part in its slot.
+template <int COLUMN, int WIDTH, int COUNT>
+__device__ __forceinline__ void keep_piece(const float (&d)[COUNT], float4* part) {
   #pragma unroll
-  for (int i = 0; i < M64; ++i) {
-    #pragma unroll
-    for (int j = 0; j < COUNT; j += 4)
-      part[(i * COUNT + j) / 4 * 128] = float4{d[i][j], d[i][j + 1], d[i][j + 2], d[i][j + 3]};
-  }
+  for (int unit = COLUMN / 8; unit < (COLUMN + WIDTH) / 8; ++unit)
+    part[unit * 128] = float4{d[unit * 4], d[unit * 4 + 1], d[unit * 4 + 2], d[unit * 4 + 3]};
+}
+
+// Counts this part, all of which is kept.
+__device__ __forceinline__ void count_part(u32* counter, int consumer, int thread) {
   device_fence();
   named_sync(1 + consumer, 128);
   if (thread == 0) arrive_global(counter);
@@ -293,35 +350,43 @@ __device__ __forceinline__ void wait_for_parts(const u32* counter, int consumer,
   device_fence();
 }
 
-// Adds all parts of columns COLUMN .. COLUMN + WIDTH of a 64-row block, always in the same order, with sixteen loads of
-// a thread on their way.
-template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void add_parts(float (&d)[COUNT], const float4* part) {
-  constexpr int UNITS = WIDTH / 8, TOGETHER = 16 / UNITS;
+// Asks for columns COLUMN .. COLUMN + WIDTH of a 64-row block in TOGETHER parts, the one `first` after this and on.
+template <int COLUMN, int WIDTH, int TOGETHER>
+__device__ __forceinline__ void load_parts(float4 (&v)[TOGETHER][WIDTH / 8], const float4* parts, int part, int first) {
   #pragma unroll
-  for (int j = COLUMN / 2; j < (COLUMN + WIDTH) / 2; ++j) d[j] = 0;
+  for (int i = 0; i < TOGETHER; ++i) {
+    const float4* source = parts + (long long)((part + first + i) % SPLIT_K) * PART_STEP + COLUMN / 8 * 128;
+    #pragma unroll
+    for (int unit = 0; unit < WIDTH / 8; ++unit)
+      v[i][unit] = first + i < SPLIT_K ? load_global(source + unit * 128) : float4{0, 0, 0, 0};
+  }
+}
+
+// Adds them to this part's, always in the same order.
+template <int COLUMN, int WIDTH, int TOGETHER, int COUNT>
+__device__ __forceinline__ void add_loaded(float (&d)[COUNT], const float4 (&v)[TOGETHER][WIDTH / 8]) {
+  #pragma unroll
+  for (int i = 0; i < TOGETHER; ++i) {
+    #pragma unroll
+    for (int unit = 0; unit < WIDTH / 8; ++unit) {
+      const int j = (COLUMN / 8 + unit) * 4;
+      d[j] += v[i][unit].x;
+      d[j + 1] += v[i][unit].y;
+      d[j + 2] += v[i][unit].z;
+      d[j + 3] += v[i][unit].w;
+    }
+  }
+}
+
+// Adds more parts than registers hold, with sixteen loads of a thread on their way.
+template <int COLUMN, int WIDTH, int COUNT>
+__device__ __forceinline__ void add_parts(float (&d)[COUNT], const float4* parts, int part) {
+  constexpr int TOGETHER = 16 / (WIDTH / 8);
   #pragma unroll 1
-  for (int first = 0; first < SPLIT_K; first += TOGETHER) {
-    float4 v[TOGETHER][UNITS];
-    #pragma unroll
-    for (int i = 0; i < TOGETHER; ++i) {
-      #pragma unroll
-      for (int unit = 0; unit < UNITS; ++unit) {
-        const float4* source = part + (long long)(first + i) * PART_STEP + (COLUMN / 8 + unit) * 128;
-        v[i][unit] = first + i < SPLIT_K ? load_global(source) : float4{0, 0, 0, 0};
-      }
-    }
-    #pragma unroll
-    for (int i = 0; i < TOGETHER; ++i) {
-      #pragma unroll
-      for (int unit = 0; unit < UNITS; ++unit) {
-        const int j = (COLUMN / 8 + unit) * 4;
-        d[j] += v[i][unit].x;
-        d[j + 1] += v[i][unit].y;
-        d[j + 2] += v[i][unit].z;
-        d[j + 3] += v[i][unit].w;
-      }
-    }
+  for (int first = 1; first < SPLIT_K; first += TOGETHER) {
+    float4 v[TOGETHER][WIDTH / 8];
+    load_parts<COLUMN, WIDTH>(v, parts, part, first);
+    add_loaded<COLUMN, WIDTH>(d, v);
   }
 }
 

@@ -424,9 +424,13 @@ def _part_ns(problem: Problem, s: Schedule, serial_units: float, c: Constants) -
     if s.reduction == "atomic":
         return c.workspace_ns + 2 * tile_bytes / c.atomic_bytes_per_ns
     if s.workspace and s.dealt:
-        # Batches of sixteen loads of a thread, one round trip after the other.
-        batches = ceil_div(piece_count(problem, s), s.split_k) * ceil_div(s.split_k * s.epilogue_n // 8, 16)
-        return c.workspace_ns + (1 + batches) * (c.part_ns + 16 * 16 * 128 * s.consumers / c.part_bytes_per_ns)
+        # Parts are loaded at once as far as registers hold them, otherwise by sixteen loads a thread, in turn.
+        dealt = ceil_div(piece_count(problem, s), s.split_k) * s.epilogue_n / s.tile_n / s.m64_per_warpgroup
+        loads = dealt * (s.split_k - 1) * s.accumulators / 4
+        turns = 1 if loads * 4 <= s.accumulators else math.ceil(loads / 16)
+        moved = tile_bytes * (1 - 1 / s.split_k) + tile_bytes * dealt * (s.split_k - 1)
+        # All wait for the last, and ask one counter.
+        return c.workspace_ns + (4 + turns + s.split_k / 4) * c.part_ns + moved / c.part_bytes_per_ns
     if s.workspace:
         # Stream-K cuts a tile in two or three, or in as many parts as it gives a tile CTAs.
         parts = max(2.0, 1 / serial_units) if s.stream_k else s.split_k

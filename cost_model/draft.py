@@ -248,6 +248,7 @@ def _shared_k(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedul
     fitting = [k for k in shares if k * grid.clusters <= device.sm_count]
     twice = [k for k in shares if device.sm_count < k * grid.clusters <= 2 * device.sm_count]
     alone = [vary(s, split_k=k, persistent=False, epilogue_n=16) for k in in_cluster[-2:]]
+    alone += [deep for each in alone if (deep := _deepened(each, problem, device))]
     for part in _parts(s):
         for k in fitting[-1:]:
             split = vary(part, split_k=k, persistent=False)
@@ -308,6 +309,13 @@ def _completed(tile: Schedule, problem: Problem, device: Device) -> Schedule:
         residual_buffers=_RESIDUAL_BUFFERS if fetched else 0,
     )
     return _with_ring(tile, problem, device)
+
+
+def _deepened(s: Schedule, problem: Problem, device: Device) -> Schedule | None:
+    """`s` with parts exchanged in the ring, where that makes room for a stage."""
+    deep = vary(s, exchange_in_ring=not s.residual_buffers)
+    stages = [_with_ring(each, problem, device).stages for each in (s, deep)]
+    return deep if stages[0] < stages[1] else None
 
 
 def _with_ring(s: Schedule, problem: Problem, device: Device, spare: int = 0) -> Schedule:

@@ -82,6 +82,7 @@ FEATURES = (
     "straddling",
     "hint",
     "l2_per_dram",
+    "exchange_in_ring",
 )
 """The names, in the order of `features`."""
 
@@ -166,5 +167,6 @@ def features(problem: Problem, s: Schedule, device: Device, terms: Terms, floor:
         sum(straddles(problem, s, operand) for operand in s.operands),
         (1 if s.evict_first == read_once(tile_grid(problem, s), s) else -1) if s.evict_first else 0,
         math.log(terms.l2_us / terms.dram_us),
+        s.exchange_in_ring,
     )
     return array("f", values).tolist()

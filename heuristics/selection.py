@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, power_limited, yardstick
@@ -72,10 +72,19 @@ def select_final(
     contenders = [
         Contender(schedule, _median(group, stick), _median(group, CYCLES)) for schedule, group in groups.items()
     ]
+    margins = margins_among(correct, {m.policy for m in correct}, device, noise, objective)
+    return select(contenders, margins, incumbent)
+
+
+def margins_among(
+    measures: Sequence[Measure], policies: Iterable[str], device: Device, noise: Noise, objective: str = FOR_TIME
+) -> Margins:
+    """What tells measures on one problem apart, some of them correct: the margins of the policies and of the kind of
+    problem that they show it to be."""
+    correct = [measure for measure in measures if measure.status == "correct"]
     us = min(measure.median_us or math.inf for measure in correct)
     limited = sum(map(power_limited, correct)) * 2 > len(correct)
-    kind = bottleneck(correct[0].problem, device, us, limited)
-    return select(contenders, noise.margins({m.policy for m in correct}, kind, objective), incumbent)
+    return noise.margins(policies, bottleneck(correct[0].problem, device, us, limited), objective)
 
 
 def _median(measures: Sequence[Measure], stick: str) -> float:

@@ -1,11 +1,16 @@
-"""Successive halving: the few that look best meet in the same rounds, and the better half meets again for longer."""
+"""Successive halving: the few that look best meet in the same rounds, and the better half meets again for longer.
+
+Who is not told from the best stays, so that chance does not decide who reaches the end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..cost_model.costs import costs
+from ..cost_model.costs import CYCLES, costs, yardstick
+from ..heuristics.noise import Noise
+from ..heuristics.selection import margins_among
 from ..measure.policy import SCREEN
 from ..space import FOR_TIME, Problem, Schedule
 from .runner import OnMeasure, Runner
@@ -21,13 +26,24 @@ def race(
     keep: int,
     on_measure: OnMeasure,
     objective: str = FOR_TIME,
+    noise: Noise | None = None,
 ) -> list[Schedule]:
-    """At most `keep` of the entrants, best first. Each heat has twice the rounds of the one before."""
+    """The best `keep` of the entrants and those that tie with the very best, best first. Each heat has twice the rounds
+    of the one before; all count as tied whom screening would not tell apart."""
     policy = RACE.tuning_for(objective)
     ranking = list(entrants)
-    while len(ranking) > keep:
-        cost_of = costs(runner.measure(problem, ranking, policy, on_measure), objective)
+    noise = noise or Noise()
+    dropped = len(ranking) > keep
+    while dropped:
+        measures = runner.measure(problem, ranking, policy, on_measure)
+        cost_of = costs(measures, objective)
         finished = sorted(cost_of, key=lambda s: (cost_of[s], s))
-        ranking = finished[: max(keep, len(ranking) // 2)]
+        stay = max(keep, len(ranking) // 2)
+        if len(finished) > stay:
+            margins = margins_among(measures, [SCREEN.key], runner.device, noise, objective)
+            margin = margins.cycles if yardstick(measures, objective) == CYCLES else margins.cost
+            stay = max(stay, sum(cost_of[s] <= cost_of[finished[0]] * (1 + margin) for s in finished))
+        ranking = finished[:stay]
+        dropped = keep < stay < len(finished)
         policy = replace(policy, rounds=2 * policy.rounds)
     return ranking

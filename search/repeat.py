@@ -128,7 +128,7 @@ def repeat_selection(
     other = twin(named.problem, first, runner.device)
     chosen: list[Selection] = []
     for _ in range(count):
-        finalists = race(runner, named.problem, entrants, LAST, lambda _: None)
+        finalists = race(runner, named.problem, entrants, LAST, lambda _: None, noise=noise)
         measures = runner.measure(named.problem, finalists, policy, lambda _: None)
         selection = select_final(measures, runner.device, noise)
         if selection is None:

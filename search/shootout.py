@@ -9,8 +9,7 @@ from ..heuristics.journal import Measure
 from ..heuristics.noise import Noise
 from ..heuristics.selection import select_final
 from ..measure.policy import FINAL, Policy
-from ..space import Device, Problem, Schedule
-from .runner import OnMeasure, Runner
+from ..space import Device, Schedule
 
 SHORT_FINAL = replace(
     FINAL, name="final-short", slot_ms=2.0, limited_slot_ms=10.0, rounds=15, race_rounds=5, finalists=2
@@ -48,20 +47,6 @@ def final_seconds(policy: Policy, limited: bool, call_us: float, contestants: in
     counting_s = policy.energy_passes * everybody * (policy.energy_ms / 1e3 + _COUNTING_S) if policy.energy_ms else 0.0
     repeating_s = contestants * min(_REPEATING_S, policy.check_repeats * (call_us / 1e6 + _REPEAT_S))
     return _OPENING_S + _OPENING_CALLS * call_us / 1e6 + slots * each / 1e3 + counting_s + repeating_s
-
-
-def shootout(
-    runner: Runner,
-    problem: Problem,
-    finalists: Sequence[Schedule],
-    incumbent: Schedule | None,
-    on_measure: OnMeasure,
-    policy: Policy = FINAL,
-    noise: Noise | None = None,
-) -> Measure | None:
-    """The measure of the winner by what the policy tunes for; None when no finalist was correct."""
-    entrants = list(dict.fromkeys([*finalists, *([incumbent] if incumbent else [])]))
-    return decide(runner.measure(problem, entrants, policy, on_measure), runner.device, noise, incumbent)
 
 
 def decide(

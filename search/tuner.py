@@ -26,7 +26,7 @@ from .proposer import Proposer
 from .race import race
 from .runner import Runner
 from .sampler import SAMPLERS
-from .shootout import BRIEF_FINAL, FINALS, decide, final_seconds, shootout
+from .shootout import BRIEF_FINAL, FINALS, decide, final_seconds
 
 EXPLORING_SHARE = 0.8
 LEAST_EXPLORING = 0.3
@@ -198,7 +198,8 @@ class _Task:
             return None
         last = [m for m in finals if m.policy == finals[-1].policy]
         # One that was cut short lacks some of its finalists, perhaps the best.
-        whole = len({m.schedule for m in last}) >= len(self.proposer.best(LAST))
+        entrants = last[-1].raw.get("entrants", len(self.proposer.best(LAST)))
+        whole = isinstance(entrants, int) and len({m.schedule for m in last}) >= entrants
         return decide(last, device, self.options.noise) if whole else None
 
     def take(self, measures: Sequence[Measure]) -> None:
@@ -359,9 +360,10 @@ class _Run:
     def _measure(self, task: _Task, schedules: Sequence[Schedule]) -> list[Measure]:
         return self._runner.measure(task.problem, schedules, self._screen, partial(self._keep, task))
 
-    def _keep(self, task: _Task, measure: Measure) -> None:
+    def _keep(self, task: _Task, measure: Measure, entrants: int | None = None) -> None:
+        """Take what was measured, of a final with how many met in it."""
         if self._journal is not None:
-            self._journal.append(measure.raw)
+            self._journal.append(measure.raw if entrants is None else {**measure.raw, "entrants": entrants})
         task.measures.append(measure)
         task.fresh += 1
         self._lessons.append(measure)
@@ -429,10 +431,19 @@ class _Run:
             finalists = task.proposer.best(LAST)
             if policy.name == FINAL.name:
                 finalists = race(
-                    self._runner, task.problem, task.proposer.best(FINALISTS), LAST, keep, options.objective
+                    self._runner,
+                    task.problem,
+                    task.proposer.best(FINALISTS),
+                    LAST,
+                    keep,
+                    options.objective,
+                    options.noise,
                 )
             incumbent = self._incumbents.get(task.problem)
-            task.winner = shootout(self._runner, task.problem, finalists, incumbent, keep, policy, options.noise)
+            entrants = list(dict.fromkeys([*finalists, *([incumbent] if incumbent else [])]))
+            keep = partial(self._keep, task, entrants=len(entrants))
+            measures = self._runner.measure(task.problem, entrants, policy, keep)
+            task.winner = decide(measures, self._runner.device, options.noise, incumbent)
 
     def _affordable_final(self, tasks: Sequence[_Task]) -> Policy:
         """The most careful policy for which the time left is enough: one for all, so that all compare."""

@@ -56,6 +56,7 @@ from .rules import (
     can_fill_early,
     epilogue_ns,
     fetches_residual,
+    split_too_far,
     stored_whole,
     tile_ks,
 )
@@ -140,7 +141,7 @@ def _epilogue_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable
 
 
 def _residual_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    if not problem.fused.residual or s.workspace or not fetches_residual(problem, s):
+    if not problem.fused.residual or s.workspace or s.exchange_in_ring or not fetches_residual(problem, s):
         return [0]
     least = _buffered(s, problem).residual_buffers
     wider = [vary(s, residual_buffers=b) for b in RESIDUAL_BUFFERS if b >= least]
@@ -228,11 +229,17 @@ def _reductions(s: Schedule, problem: Problem, device: Device) -> Iterator[str]:
         possible = [r for r in possible if r == "cluster"]
     if problem.deterministic:
         possible = [r for r in possible if r != "atomic"]
-    if tile_grid(problem, vary(s, reduction="shares")).ctas > device.sm_count:
+    if any(split_too_far(problem, vary(s, reduction="shares"), device)):
         possible = [r for r in possible if r != "shares"]
     for r in possible:
-        if _adds_up(s, r, problem, device) and _fits(_smallest(vary(s, reduction=r), problem), problem, device):
+        if _adds_up(s, r, problem, device) and _exchanges_in_ring(vary(s, reduction=r), problem, device):
             yield r
+
+
+def _exchanges_in_ring(s: Schedule, problem: Problem, device: Device) -> list[bool]:
+    possible = s.split_cluster and not _loads_residual(s, problem)
+    places = [vary(s, exchange_in_ring=value) for value in ([False, True] if possible else [False])]
+    return [place.exchange_in_ring for place in places if _fits(_smallest(place, problem), problem, device)]
 
 
 def _loads_residual(s: Schedule, problem: Problem) -> bool:
@@ -249,14 +256,19 @@ def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _clusters(s: Schedule, problem: Problem) -> list[tuple[int, int]]:
-    if s.dealt or s.load == "copy":
+def _clusters(s: Schedule, problem: Problem, device: Device) -> list[tuple[int, int]]:
+    if s.split_cluster or s.load == "copy":
         return [(1, 1)]
-    return [(m, n) for m, n in CLUSTERS if any(_multicast_kinds(vary(s, cluster_m=m, cluster_n=n), problem))]
+    return [
+        (m, n)
+        for m, n in CLUSTERS
+        if any(_multicast_kinds(cluster := vary(s, cluster_m=m, cluster_n=n), problem))
+        and not any(split_too_far(problem, cluster, device))
+    ]
 
 
 def _cluster_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    return sorted(n for m, n in _clusters(vary(s, cluster_m=1), problem) if m == s.cluster_m)
+    return sorted(n for m, n in _clusters(vary(s, cluster_m=1), problem, device) if m == s.cluster_m)
 
 
 def _multicast_kinds(s: Schedule, problem: Problem) -> Iterator[str]:
@@ -327,11 +339,12 @@ _TILED: Mapping[str, _Domain] = {
     "stream_k": _stream_k,
     "split_k": _split_k,
     "reduction": _reduction,
+    "exchange_in_ring": _exchanges_in_ring,
     "store": _store,
     "epilogue_n": _epilogue_n,
     "epilogue_buffers": _epilogue_buffers,
     "residual_buffers": _residual_buffers,
-    "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s, p)}),
+    "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s, p, d)}),
     "cluster_n": _cluster_n,
     "multicast_kind": lambda s, p, d: _multicast_kinds(s, p),
     "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
@@ -474,6 +487,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "straight_start": (False, True),
     "early_fill": (False, True),
     "interleave_k": (False, True),
+    "exchange_in_ring": (False, True),
 }
 
 

@@ -75,6 +75,7 @@ FIXED: Mapping[str, Any] = {
     "straight_start": False,
     "early_fill": False,
     "interleave_k": False,
+    "exchange_in_ring": False,
     "load": "tma",
 }
 """Fields that mean nothing here, with their only valid values."""

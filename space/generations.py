@@ -24,6 +24,8 @@ CHANGES: Mapping[str, Callable[[Problem, Schedule], bool]] = {
     # A CTA of a cluster leaves when its last stage has been handed back, not at a barrier of the cluster.
     "3": lambda problem, schedule: schedule.multicast,
     "4": _fits_better,
+    # Of a tile whose K is shared, each keeps only what others add up, and loads all that it adds up at once.
+    "5": lambda problem, schedule: schedule.reduction == "shares",
 }
 """For each version, whether the kernel of a schedule for a problem is another than that of the version before."""
 

@@ -151,14 +151,17 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
         return SharedMemory(0, 0, 0, 0, 0, 0, 0, total, total, total)
     row_tile, column_tile = operand_tiles(problem, schedule)
     chunk = chunk_bytes(problem, schedule) if schedule.staged else 0
+    slot = 64 * schedule.epilogue_n * ACCUMULATOR_BYTES
+    exchanged = slot * exchange_slots(problem, schedule) * schedule.consumers
     b = row_tile.stage_bytes * schedule.stages
     epilogue = b + column_tile.stage_bytes * schedule.stages
+    if schedule.exchange_in_ring:
+        epilogue = max(epilogue, exchanged)
     residual = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers
     bias = residual + chunk * schedule.residual_buffers * schedule.consumers
     scales = bias + bias_bytes(problem, schedule) * schedule.consumers
-    exchange = scales + scale_bytes(problem, schedule) * schedule.consumers
-    slot = 64 * schedule.epilogue_n * ACCUMULATOR_BYTES
-    barriers = exchange + slot * exchange_slots(problem, schedule) * schedule.consumers
+    end = scales + scale_bytes(problem, schedule) * schedule.consumers
+    exchange, barriers = (0, end) if schedule.exchange_in_ring else (end, end + exchanged)
     rings = schedule.stages + schedule.residual_buffers * schedule.consumers
     votes = barriers + (2 * rings + schedule.split_cluster) * MBARRIER_BYTES
     total = votes + (4 * schedule.consumers if schedule.workspace and not schedule.dealt else 0)

@@ -55,6 +55,9 @@ EPILOGUE_N = (16, 32, 64)
 EPILOGUE_BUFFERS = (1, 2, 4)
 SPLIT_K = (*range(1, 17), 20, 24, 32, 48, 64)
 MAX_CLUSTER = 16
+PAIR = 2
+"""CTAs of a cluster that all SMs hold at once: they come in pairs. Of larger ones some SMs are left over."""
+
 """CTAs of the largest cluster of Hopper, which a kernel must ask for beyond 8."""
 REDUCTIONS = ("cluster", "slots", "atomic", "shares")
 EVICT_FIRST = ("", "a", "b")
@@ -290,6 +293,11 @@ def can_fill_early(s: Schedule) -> bool:
 def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     """Tiles whose K several CTAs share."""
     shared = s.split_k > 1 or s.stream_k
+    if s.exchange_in_ring and not s.split_cluster:
+        yield "exchange_in_ring without a split_k whose parts meet in a cluster: valid is False"
+    if s.exchange_in_ring and s.residual_buffers:
+        # Loader warps that wait for a free chunk would keep the cluster from meeting.
+        yield f"exchange_in_ring with {s.residual_buffers} residual buffers: valid is False"
     if s.interleave_k and s.split_k == 1:
         yield "interleave_k without split_k: valid is False"
     if not shared:
@@ -315,8 +323,7 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
         if (blocks := grid.ctas * grid.k_blocks) < device.sm_count:
             yield f"stream_k over {blocks} k-blocks: valid is at least one for each of {device.sm_count} SMs"
     elif s.reduction == "shares":
-        if grid.ctas > device.sm_count:
-            yield f"reduction shares on {grid.ctas} CTAs: valid is at most one for each of {device.sm_count} SMs"
+        yield from split_too_far(problem, s, device)
         yield from _dealt(s)
     elif s.split_cluster:
         if s.split_k > MAX_CLUSTER:
@@ -324,12 +331,22 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
         yield from _dealt(s)
 
 
+def split_too_far(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
+    """Parts that wait for each other in device memory: all their CTAs run at the same time."""
+    if s.reduction != "shares" or s.split_k == 1:
+        return
+    if (ctas := tile_grid(problem, s).ctas) > device.sm_count:
+        yield f"reduction shares on {ctas} CTAs: valid is at most one for each of {device.sm_count} SMs"
+    if s.cluster_m * s.cluster_n > PAIR:
+        yield f"reduction shares with cluster {s.cluster_m}x{s.cluster_n}: valid are 1x1, 2x1 and 1x2"
+
+
 def _dealt(s: Schedule) -> Iterator[str]:
     """Pieces of a tile that are dealt to the CTAs that share its K: all of these are there at the same time."""
     split = f"split_k {s.split_k} {'of a cluster' if s.split_cluster else 'by shares'}"
     if s.persistent:
         yield f"{split} in a persistent kernel: valid is one tile per CTA"
-    if s.multicast:
+    if s.multicast and s.split_cluster:
         yield f"split_k {s.split_k} with cluster {s.cluster_m}x{s.cluster_n}: valid is 1x1 for {s.reduction}"
     if s.store == "direct":
         yield f"{split} with direct stores: valid is the store tma"

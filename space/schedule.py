@@ -104,6 +104,10 @@ class Schedule:
     """CTAs that share the K of a tile take its k-blocks in turn, so that what they read at a time is side by side;
     otherwise each takes a stretch."""
 
+    exchange_in_ring: bool = False
+    """Parts of tiles that CTAs of a cluster exchange lie in the operand ring, which then has room for more stages;
+    nobody sends before all of them have multiplied. Otherwise they have memory of their own."""
+
     load: str = "tma"
     """`tma`: one thread has the copy engine load operands; `copy`: all threads of the producer copy those whose rows
     TMA does not take."""
@@ -212,6 +216,8 @@ class Schedule:
             tokens.append("early")
         if self.interleave_k:
             tokens.append("turn")
+        if self.exchange_in_ring:
+            tokens.append("inring")
         if self.load != "tma":
             tokens.append(f"ld-{self.load}")
         return "_".join(tokens)
@@ -274,6 +280,7 @@ class Schedule:
             straight_start=bool(g["straight"]),
             early_fill=bool(g["early"]),
             interleave_k=bool(g["turn"]),
+            exchange_in_ring=bool(g["inring"]),
             load=g["load"] or "tma",
         )
         if schedule.name != name.strip():
@@ -349,6 +356,7 @@ _SELDOM = (
     r"(?P<straight>straight)",
     r"(?P<early>early)",
     r"(?P<turn>turn)",
+    r"(?P<inring>inring)",
     r"ld-(?P<load>copy)",
 )
 """What follows, in this order, where it is not the default."""

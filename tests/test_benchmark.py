@@ -81,7 +81,7 @@ def test_what_cannot_be_replayed_is_refused(synthetic: list[Measure]) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_share_one_interface(sampler: str, synthetic: list[Measure]) -> None:
     problem = PROBLEMS[5]
-    cost_of = dict(islice(costs([m for m in synthetic if m.problem == problem]).items(), 16))
+    cost_of = dict(islice(costs([m for m in synthetic if m.problem == problem]).items(), 30))
 
     def order(seed: int) -> list[Schedule]:
         strategy: Strategy = Sampled(ListedSpace(problem, H200, cost_of), sampler, seed)

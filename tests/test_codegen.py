@@ -11,6 +11,7 @@ from tileseek.codegen import CompilePool, compile_kernel, generate, launch_plan
 from tileseek.codegen.sass import decode
 from tileseek.space import DIMENSIONS, H200, LAUNCH_FIELDS, Problem, Schedule, domain, nearest, sample, violations
 from tileseek.space.enumeration import _START
+from tileseek.space.resources import shared_memory
 
 PROBLEM = Problem(4096, 4096, 4096, overlap="weights", epilogue="bias+relu+residual")
 PLAIN = Problem(4096, 4096, 4096)
@@ -193,6 +194,20 @@ def test_an_early_fill_comes_before_roles_and_other_mbarriers() -> None:
     ]
     assert [kernel.index(place) for place in places] == sorted(kernel.index(place) for place in places)
     assert kernel.count("auto load_a") == 1
+
+
+def test_parts_in_the_ring_wait_until_all_have_multiplied_and_leave_room_for_stages() -> None:
+    problem = Problem(512, 1280, 8192)
+    schedule = Schedule.parse("coop2_128x160x64_s6_w1_c1x1_tile_rn2_reg40-232_tma16x2_k4_inring")
+    apart = replace(schedule, exchange_in_ring=False)
+    assert violations(problem, apart, H200) and not violations(problem, schedule, H200)
+    memory = shared_memory(problem, schedule)
+    # 6 stages of 128 + 160 rows of 128 bytes, under 3 slots of 64 x 16 sums for each of 3 turns and 2 warpgroups.
+    assert (memory.exchange, memory.epilogue) == (0, 6 * 288 * 128) and memory.epilogue >= 2 * 3 * 3 * 4096
+    text = generate(problem, schedule).text
+    consumers = text[text.index("// Consumers.") :]
+    places = ["wgmma_wait<0>();", "cluster_arrive();", "cluster_wait();  //", "send_piece<0"]
+    assert [consumers.index(place) for place in places] == sorted(consumers.index(place) for place in places)
 
 
 def test_an_early_fill_of_a_cluster_leaves_what_is_shared_until_its_ctas_have_met() -> None:

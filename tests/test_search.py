@@ -87,12 +87,16 @@ def regret(contents: JournalContents, problem: Problem, winner: Measure) -> floa
     return cost_of[winner.schedule] / min(cost_of.values()) - 1
 
 
-def test_finds_the_best_within_budget(contents: JournalContents) -> None:
-    summary = tune(PROBLEMS, ReplayRunner(contents, H200), Budget(measurements=96), options=QUICK)
-    assert summary.measured == 96
-    assert not summary.failed and not summary.interrupted
-    for problem in PROBLEMS:
-        assert regret(contents, problem, summary.winners[problem]) < 0.04
+def test_finds_the_best_within_budget() -> None:
+    """On nearly all of nine problems, so that it does not hang on one draw."""
+    regrets = []
+    for seed in range(3):
+        contents = journal(PROBLEMS, each=120, seed=seed)
+        summary = tune(PROBLEMS, ReplayRunner(contents, H200), Budget(measurements=96), options=QUICK)
+        assert summary.measured == 96
+        assert not summary.failed and not summary.interrupted
+        regrets += [regret(contents, problem, summary.winners[problem]) for problem in PROBLEMS]
+    assert sorted(regrets)[-2] < 0.01 and max(regrets) < 0.08
 
 
 def test_beats_chance_with_few_measurements(contents: JournalContents) -> None:
@@ -431,9 +435,24 @@ def test_race_keeps_the_best() -> None:
     entrants = WholeSpace(problem, H200).draft(8, 0)
     policies: list[str] = []
     kept = race(runner, problem, entrants, 2, lambda m: policies.append(m.policy))
-    assert kept == sorted(entrants, key=lambda s: (true_us(problem, s), s))[:2]
+    ranked = sorted(entrants, key=lambda s: (true_us(problem, s), s))
+    assert kept == ranked[: len(kept)] and len(kept) < 5
     assert len(policies) == 8 + 4
     assert len(set(policies)) == 2 and SCREEN.key not in policies
+
+
+def test_race_keeps_who_ties_with_the_best() -> None:
+    """Chance would decide who of them reaches the end."""
+    problem = PROBLEMS[1]
+    entrants = WholeSpace(problem, H200).draft(8, 0)
+
+    class Alike(SyntheticRunner):
+        def measure(
+            self, problem: Problem, schedules: Sequence[Schedule], policy: Policy, on_measure: OnMeasure
+        ) -> list[Measure]:
+            return [measure(problem, s, 10.0 + 0.001 * i + 5 * (s in entrants[5:])) for i, s in enumerate(schedules)]
+
+    assert race(Alike(), problem, entrants, 2, lambda _: None) == entrants[:5]
 
 
 def test_ties_are_decided_the_same_way() -> None:

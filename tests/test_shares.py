@@ -43,6 +43,7 @@ static void check(const float (&d)[COUNT], int block, int piece, int consumer, i
 }
 static void body(int fiber) {
   const int consumer = fiber / 128 % CONSUMERS, thread = fiber % 128, tile = 0;
+  const int cluster_row = 0, cluster_column = 0;
   struct { int part; } unit_work{SPLIT_K - 1 - fiber / 128 / CONSUMERS};
   float4* const slots = memory;
   float accumulators[M64][TILE_N / 2];
@@ -67,19 +68,17 @@ def host_source(s: Schedule) -> str:
     """The kernel's functions and the lines that call them, with a check in place of each piece's store."""
     text = generate(LONG, s).text
     constants = "\n".join(re.findall(r"^constexpr int .*", text, re.M))
-    functions = next(part for part in epilogue.functions(LONG, s) if "keep_part" in part)
+    functions = next(part for part in epilogue.functions(LONG, s) if "keep_piece" in part)
     functions = "\n".join(line for line in functions.splitlines() if not line.startswith("constexpr"))
     step = next(line for line in text.splitlines() if line.startswith("constexpr int PART_STEP"))
     constants = constants.replace(step, "")
-    numbers = iter(enumerate(pieces(LONG, s)))
+    numbers = {(piece.column, piece.block): number for number, piece in enumerate(pieces(LONG, s))}
     lines = []
     for line in epilogue.call(LONG, s):
-        if "stage_piece" in line:
-            number, piece = next(numbers)
-            lines.append(
-                f"check<{piece.column}, {piece.width}>(accumulators[{piece.block}], {piece.block}, {number},"
-                " consumer, thread);"
-            )
+        if staged := re.search(r"stage_piece<(\d+), (\d+)>\(accumulators\[(\d+)\]", line):
+            column, width, block = map(int, staged.groups())
+            number = numbers[column, block]
+            lines.append(f"check<{column}, {width}>(accumulators[{block}], {block}, {number}, consumer, thread);")
         elif "tma_store" not in line and "named_sync" not in line:
             lines.append(line)
     return "\n".join([constants, step, HOST, functions, BODY.replace("@LINES@", "\n".join(lines))])
@@ -90,6 +89,8 @@ def host_source(s: Schedule) -> str:
     [
         "coop2_128x64x64_s4_w0_c1x1_tile_rm1_reg40-232_tma16x2_k5_shares",
         "coop1_128x40x64_s4_w0_c1x1_tile_rm1_reg0-0_tma32x2_k12_shares",
+        "coop2_128x160x64_s4_w0_c1x1_tile_rm1_reg40-232_tma16x2_k2_shares",
+        "coop1_64x128x64_s4_w0_c1x1_tile_rm1_reg0-0_tma64x2_k30_shares",
         "coop3_192x72x64_s4_w0_c1x1_tile_rm1_reg32-160_tma64x1_swap_k3_shares",
     ],
 )
@@ -100,10 +101,14 @@ def test_every_piece_is_added_once_and_counters_are_zero_again(name: str, tmp_pa
 @pytest.mark.parametrize("epilogue_words", ["none", "bias+gelu"])
 def test_kernels_compile(epilogue_words: str) -> None:
     problem = replace(LONG, epilogue=epilogue_words)
-    names = [SHARES.name, "coop1_64x128x64_s5_w1_c1x1_tile_rm1_reg0-0_tma32x2_k7_shares"]
+    names = [
+        SHARES.name,
+        "coop1_64x128x64_s5_w1_c1x1_tile_rm1_reg0-0_tma32x2_k7_shares",
+        "coop1_128x80x64_s5_w1_c1x2_tile_rm1_reg0-0_tma16x2_k2_shares",
+    ]
     with CompilePool(1) as pool:
         kernels = pool.compile_many([(problem, Schedule.parse(name)) for name in names])
-    assert [kernel.reason for kernel in kernels] == ["", ""]
+    assert [kernel.reason for kernel in kernels] == [""] * len(names)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +116,7 @@ def test_kernels_compile(epilogue_words: str) -> None:
     [
         ({"split_k": 48}, "reduction shares on 192 CTAs: valid is at most one for each of 132 SMs"),
         ({"persistent": True}, "split_k 32 by shares in a persistent kernel"),
-        ({"cluster_m": 2}, "split_k 32 with cluster 2x1: valid is 1x1 for shares"),
+        ({"cluster_m": 2, "cluster_n": 2}, "reduction shares with cluster 2x2: valid are 1x1, 2x1 and 1x2"),
         ({"store": "direct", "epilogue_n": 64}, "split_k 32 by shares with direct stores"),
         ({"split_k": 1}, "reduction shares of whole tiles"),
     ],

@@ -232,6 +232,7 @@ def test_a_thousand_launches_of_shares(measurer: Measurer) -> None:
         "coop2_128x128x64_s5_w0_c1x1_tile_rm1_reg40-232_tma16x2_k32_shares",
         "coop1_64x128x64_s5_w1_c1x1_tile_rm1_reg0-0_tma32x2_k12_shares",
         "coop1_128x64x128_s4_w0_c1x1_tile_rm1_reg0-0_tma16x1_swap_k15_shares",
+        "coop1_128x64x64_s6_w1_c1x2_tile_rm1_reg0-0_tma16x2_k16_shares",
     ]
     _launch_a_thousand_times(measurer, Problem(256, 256, 16384), names)
 
@@ -253,6 +254,7 @@ def test_clipped_boxes_and_shares_are_right(measurer: Measurer, problem: Problem
     _all_right(measurer, problem, list(dict.fromkeys(schedules)))
 
 
+@pytest.mark.parametrize("dimension", ["early_fill", "exchange_in_ring"])
 @pytest.mark.parametrize(
     "problem",
     [
@@ -263,15 +265,15 @@ def test_clipped_boxes_and_shares_are_right(measurer: Measurer, problem: Problem
     ],
     ids=lambda problem: problem.key,
 )
-def test_early_fills_are_right(measurer: Measurer, problem: Problem) -> None:
+def test_early_fills_and_exchanges_in_the_ring_are_right(measurer: Measurer, problem: Problem, dimension: str) -> None:
     """Of every way to share K, clipped or not."""
     rng = random.Random(problem.key)
-    early = [s for s in (sample(problem, measurer.device, rng) for _ in range(1500)) if s.early_fill]
+    drawn = [s for s in (sample(problem, measurer.device, rng) for _ in range(1500)) if getattr(s, dimension)]
     kinds: dict[tuple[object, ...], Schedule] = {}
-    for s in early:
-        share_k = (s.reduction, s.split_k > 1, s.stream_k)
+    for s in drawn:
+        share_k = (s.reduction, s.split_k if s.split_cluster else s.split_k > 1, s.stream_k)
         kinds.setdefault((s.arrangement, share_k, s.clip_boxes, s.swap_ab, s.multicast and s.multicast_kind), s)
-    _all_right(measurer, problem, list(dict.fromkeys([*kinds.values(), *early[:16]])))
+    _all_right(measurer, problem, list(dict.fromkeys([*kinds.values(), *drawn[:16]])))
 
 
 def test_a_thousand_launches_of_a_streaming_kernel(measurer: Measurer) -> None:
