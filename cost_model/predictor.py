@@ -10,28 +10,22 @@ from typing import Any
 from ..space import BadInput, Device, Problem, Schedule
 from .analytic import Constants, Terms, analyse, floor_us
 from .features import FEATURES, features
+from .forest import Forest, read_tree
 
 PREDICTOR_VERSION = 1
 
 HOPELESS = 1.3
 """Schedules that the analytic model puts this far behind its best are ranked by it alone."""
 
-LEAF = -1
-
 LARGEST_LOG = 100.0
 """Most by which members and bias may move the logarithm of a time: they are corrections, mostly below one."""
-
-Node = tuple[int, float, int, int]
-"""(feature, threshold, left, right): left when the feature is at most the threshold. At a leaf the feature is
-`LEAF` and the threshold is the leaf's value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
     """An ensemble of boosted trees that corrects the logarithm of the analytic estimate."""
 
-    members: tuple[tuple[float, tuple[tuple[Node, ...], ...]], ...]
-    """Each: a first guess, and the trees that are added to it."""
+    forest: Forest
     bias: float
     """Logarithm of measured over corrected time on the typical training problem."""
     constants: Constants
@@ -53,16 +47,17 @@ class Predictor:
                     f" {len(missing)} of this tileseek's missing{', such as ' * bool(missing)}{', '.join(missing[:3])}:"
                     f" valid is version {PREDICTOR_VERSION} with its {len(FEATURES)} features"
                 )
-            members = tuple(
-                (float(member["first"]), tuple(_tree(tree) for tree in member["trees"])) for member in obj["members"]
-            )
+            members = [
+                (float(member["first"]), [read_tree(tree, len(FEATURES)) for tree in member["trees"]])
+                for member in obj["members"]
+            ]
             if not members:
                 raise BadInput("predictor has no members: valid is one or more")
-            bias = float(obj["bias"])
-            for number in (bias, *map(_reach, members)):
+            forest, bias = Forest.of(members), float(obj["bias"])
+            for number in (bias, forest.reach):
                 if not abs(number) <= LARGEST_LOG:
                     raise BadInput(f"predictor moves times by e^{number:g}: valid is at most e^{LARGEST_LOG:g}")
-            return cls(members, bias, Constants.from_json(obj["constants"], device))
+            return cls(forest, bias, Constants.from_json(obj["constants"], device))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if isinstance(error, BadInput):
                 raise
@@ -75,16 +70,7 @@ class Predictor:
         return [self._score(problem, s, device, t, floor) for s, t in zip(schedules, terms, strict=True)]
 
     def _score(self, problem: Problem, schedule: Schedule, device: Device, terms: Terms, floor: float) -> float:
-        x = features(problem, schedule, device, terms, floor)
-        total = 0.0
-        for member, trees in self.members:
-            for tree in trees:
-                feature, threshold, left, right = tree[0]
-                while feature != LEAF:
-                    feature, threshold, left, right = tree[left if x[feature] <= threshold else right]
-                member += threshold
-            total += member
-        return math.log(terms.total_us) + total / len(self.members)
+        return math.log(terms.total_us) + self.forest.mean(features(problem, schedule, device, terms, floor))
 
     def expected_us(self, problem: Problem, schedule: Schedule, device: Device) -> float:
         """Expected time of one call in microseconds."""
@@ -112,23 +98,3 @@ class Predictor:
             else (False, self._score(problem, s, device, t, floor), s)
             for s, t in terms.items()
         )
-
-
-def _tree(nodes: Sequence[Sequence[Any]]) -> tuple[Node, ...]:
-    """The nodes of a tree, the root first and children after their parents, so that every walk ends."""
-    found = []
-    for i, (feature, threshold, left, right) in enumerate(nodes):
-        node = int(feature), float(threshold), int(left), int(right)
-        known = 0 <= node[0] < len(FEATURES) and i < node[2] < len(nodes) and i < node[3] < len(nodes)
-        if not (math.isfinite(node[1]) and (known or node[0] == LEAF)):
-            raise BadInput(f"node {i} of a tree is {node}: valid is a leaf, or a known feature and later nodes")
-        found.append(node)
-    if not found:
-        raise BadInput("a tree has no nodes: valid is one or more")
-    return tuple(found)
-
-
-def _reach(member: tuple[float, Sequence[Sequence[Node]]]) -> float:
-    """The largest absolute value that a member can come to."""
-    first, trees = member
-    return abs(first) + sum(max(abs(node[1]) for node in tree if node[0] == LEAF) for tree in trees)

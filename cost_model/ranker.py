@@ -21,14 +21,16 @@ from ..space import BadInput, Device, Problem, Schedule
 from .analytic import H200_CONSTANTS, Constants, analyse, floor_us
 from .costs import Measured, by_problem, costs
 from .features import FEATURES, features
-from .predictor import LEAF, PREDICTOR_VERSION
+from .forest import LEAF
+from .predictor import PREDICTOR_VERSION
 
 MEMBERS = 8
 TREES = 16
 DEPTH = 5
 RATE = 0.25
 """Many members of few trees: on families held out their mean chooses better than few members of many trees, at equal
-cost. So few in all that a query scores a schedule in tens of microseconds of pure Python."""
+cost. So few in all, and so small (`forest.MOST_LEAVES`), that a query scores a schedule in tens of microseconds of pure
+Python."""
 
 LEAST_IN_LEAF = 20
 """Fewer schedules in a leaf are no rule for problems to come."""

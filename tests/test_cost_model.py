@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections import Counter
 from dataclasses import asdict, replace
 from statistics import fmean
@@ -15,6 +16,7 @@ from tileseek.cost_model.analytic import H200_CONSTANTS, analyse, estimate_us, f
 from tileseek.cost_model.calibration import calibrate
 from tileseek.cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, costs, yardstick
 from tileseek.cost_model.draft import PER_TILE, _streamed, analytic_best, draft, tile_of
+from tileseek.cost_model.forest import LEAF, MOST_LEAVES, Forest, Tree, read_tree
 from tileseek.cost_model.predictor import Predictor
 from tileseek.cost_model.ranker import family, train
 from tileseek.cost_model.regret import analytic_regret, evaluate, held_out_regret, split_families
@@ -269,6 +271,36 @@ def test_predictor_equals_ranker(contents: JournalContents) -> None:
     assert predictor.rank(PROBLEMS[0], [], H200) == []
 
 
+def test_a_forest_is_what_walks_over_its_trees_come_to() -> None:
+    rng = random.Random(0)
+    members = [(rng.random(), [_random_tree(rng, 3) for _ in range(count)]) for count in (0, 1, 7)]
+    forest = Forest.of(members)
+    for _ in range(500):
+        # Values that are thresholds are among them.
+        x = [rng.randrange(-1, 9) / 2 for _ in range(3)]
+        walked = [first + sum(_walk(tree, x) for tree in trees) for first, trees in members]
+        assert forest.mean(x) == pytest.approx(sum(walked) / 3, abs=1e-12)
+        assert max(map(abs, walked)) <= forest.reach
+    assert Forest.of([(2.5, [])]).mean([]) == 2.5
+
+
+def _random_tree(rng: random.Random, features: int) -> Tree:
+    """One with as many leaves as there may be, or fewer, its nodes in the order in which they were split."""
+    nodes: list[list[float]] = [[LEAF, rng.gauss(0, 1), 0, 0]]
+    while len(nodes) < 2 * MOST_LEAVES - 1 and rng.random() < 0.98:
+        node = rng.choice([i for i, (feature, *_) in enumerate(nodes) if feature == LEAF])
+        nodes[node] = [rng.randrange(features), rng.randrange(8) / 2, len(nodes) + 1, len(nodes)]
+        nodes += [[LEAF, rng.gauss(0, 1), 0, 0] for _ in "lr"]
+    return read_tree(nodes, features)
+
+
+def _walk(tree: Tree, x: list[float]) -> float:
+    feature, threshold, left, right = tree[0]
+    while feature != LEAF:
+        feature, threshold, left, right = tree[left if x[feature] <= threshold else right]
+    return threshold
+
+
 def test_predicted_times_are_calibrated(contents: JournalContents) -> None:
     predictor = Predictor.from_json(train(contents.measures, H200).to_json(), H200)
     best = [min(costs(m), key=costs(m).__getitem__) for m in _groups(contents)]
@@ -289,8 +321,19 @@ def test_bad_predictors_and_too_few_measures_are_refused(contents: JournalConten
     for name, number in (("clock_drop_mhz", H200.max_clock_mhz), ("enough_bytes", H200.smem_per_cta), ("other", 1.0)):
         with pytest.raises(BadInput):
             Predictor.from_json({**good, "constants": {**good["constants"], name: number}}, H200)
-    trees = ([], [[0, 1.0, 0, 0]], [[0, 1.0, 1, 2], [-1, 0.1, 0, 0]], [[999, 1.0, 1, 1], [-1, 0.1, 0, 0]])
-    for tree in (*trees, [[-1, math.nan, 0, 0]], [[-1, 1e4, 0, 0]], [[-2, 0.1, 0, 0]], [[-1]], 3):
+    leaf = [-1, 0.1, 0, 0]
+    deep = [node for place in range(1, 64, 2) for node in ([0, 1.0, place, place + 1], leaf)]
+    trees = ([], [[0, 1.0, 0, 0]], [[0, 1.0, 1, 2], leaf], [[999, 1.0, 1, 2], leaf, leaf], [[0, 1.0, 1, 1], leaf])
+    for tree in (
+        *trees,
+        [leaf, leaf],
+        [*deep, leaf],
+        [[-1, math.nan, 0, 0]],
+        [[-1, 1e4, 0, 0]],
+        [[-2, 0.1, 0, 0]],
+        [[-1]],
+        3,
+    ):
         with pytest.raises(BadInput):
             Predictor.from_json({**good, "members": [{"first": 0.0, "trees": [tree]}]}, H200)
     with pytest.raises(BadInput):
