@@ -7,11 +7,11 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from operator import itemgetter, ne
 from typing import TYPE_CHECKING
 
 from ..cost_model.analytic import estimate_us
-from ..space import BadInput, Device, Problem, Schedule, nearest, unsupported, violations
+from ..space import BadInput, Device, Kind, Problem, Schedule, misfits, nearest, unsupported, violations
 from .table import Entry, Table
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ SHORTLIST = 6
 RUNNERS_UP = 2
 """Schedules that the predictor chooses from, and how many an entry gives: those of the nearest problems. More take
 longer than a millisecond, and are not chosen more wisely."""
+
+_Logs = tuple[float, float, float, float]
+"""Logarithms of m, n, k and batch."""
 
 _MOST_CHOICES = 65536
 """Answers a table remembers before it starts afresh."""
@@ -130,7 +133,7 @@ def _by_model(problem: Problem, table: Table, device: Device) -> Choice | None:
     shortlist: dict[Schedule, None] = {}
     for entry in _nearest_first(problem, table):
         for schedule in entry.schedules[:RUNNERS_UP]:
-            if schedule not in shortlist and not violations(problem, schedule, device):
+            if schedule not in shortlist and _runs(problem, schedule, device):
                 shortlist[schedule] = None
         if len(shortlist) >= SHORTLIST:
             break
@@ -158,7 +161,7 @@ def predictor_of(table: Table) -> Predictor | None:
 def _by_same_sizes(problem: Problem, table: Table, device: Device) -> Choice | None:
     """For a problem with overlap, or a deterministic one: what these change in which schedule is best is little, the
     sizes change much."""
-    plain = replace(problem, deterministic=False)
+    plain = replace(problem, deterministic=False) if problem.deterministic else problem
     same = dict.fromkeys((problem, plain, _alone(plain)))
     if len(same) == 1:
         return None
@@ -176,19 +179,20 @@ def _nearest_first(problem: Problem, table: Table) -> list[Entry]:
     m, n, k, batch = _logs(problem)
     located = [
         ((m - x) ** 2 + (n - y) ** 2 + (k - z) ** 2 + (batch - b) ** 2, entry)
-        for x, y, z, b, entry in _located(table, tuple(_kinds(problem)))
+        for kind in _kinds(problem)
+        for (x, y, z, b), entry in _located(table, kind)
     ]
     located.sort(key=itemgetter(0))
     return [entry for _, entry in located]
 
 
-@functools.lru_cache(maxsize=64)
-def _located(table: Table, kinds: tuple[tuple[str, ...], ...]) -> list[tuple[float, float, float, float, Entry]]:
-    """The entries of some kinds with the logarithms of their sizes: many problems ask for the same."""
-    return [(*_logs(entry.problem), entry) for kind in kinds for entry in table.by_kind.get(kind, ())]
+@functools.lru_cache(maxsize=1024)
+def _located(table: Table, kind: Kind) -> list[tuple[_Logs, Entry]]:
+    """The entries of a kind with the logarithms of their sizes."""
+    return [(_logs(entry.problem), entry) for entry in table.by_kind.get(kind, ())]
 
 
-def _logs(problem: Problem) -> tuple[float, float, float, float]:
+def _logs(problem: Problem) -> _Logs:
     return math.log(problem.m), math.log(problem.n), math.log(problem.k), math.log(problem.batch)
 
 
@@ -199,16 +203,18 @@ def _by_other_kind(problem: Problem, table: Table, device: Device) -> Choice | N
     kind still knows the sizes: what was measured for the same sizes with another dtype, layout or epilogue is
     nearly always better than what the analytic model, which measured nothing, would choose.
     """
-    own, alone = problem.kind, _alone(problem).kind
-    differing: dict[int, list[Entry]] = {}
-    for kind, entries in table.by_kind.items():
+    own = problem.kind
+    alone = own._replace(overlap="none")
+    differing: dict[int, list[Kind]] = {}
+    for kind in table.by_kind:
         # An overlap that only the problem has is no difference.
-        asked = alone if entries[0].problem.overlap == "none" else own
-        words = sum(a != b for a, b in zip(asked, kind, strict=True))
-        differing.setdefault(words, []).extend(entries)
+        asked = alone if kind.overlap == "none" else own
+        differing.setdefault(sum(map(ne, asked, kind)), []).append(kind)
     if not differing or 0 in differing:
         return None
-    entry = min(differing[min(differing)], key=lambda e: (distance(problem, e.problem), e.problem))
+    place = _logs(problem)
+    located = [pair for kind in differing[min(differing)] for pair in _located(table, kind)]
+    _, entry = min(located, key=lambda pair: (math.dist(place, pair[0]), pair[1].problem))
     found = _from_entries(problem, [entry], table, device)
     if found is not None:
         return found
@@ -220,7 +226,7 @@ def _from_entries(problem: Problem, entries: Iterable[Entry], table: Table, devi
     """The first schedule of the entries that is valid for the problem."""
     for entry in entries:
         for schedule in entry.schedules:
-            if not violations(problem, schedule, device):
+            if _runs(problem, schedule, device):
                 # The entry's time tells how far the model is off for this schedule.
                 off = entry.median_us / estimate_us(entry.problem, schedule, device)
                 expected = off * estimate_us(problem, schedule, device)
@@ -233,10 +239,16 @@ def _alone(problem: Problem) -> Problem:
     return problem if problem.overlap == "none" else replace(problem, overlap="none")
 
 
-def _kinds(problem: Problem) -> list[tuple[str, ...]]:
+def _runs(problem: Problem, schedule: Schedule, device: Device) -> bool:
+    """Whether a schedule can run a problem that some can."""
+    return not any(misfits(problem, schedule, device))
+
+
+def _kinds(problem: Problem) -> Iterable[Kind]:
     """The kinds whose schedules a problem can use: its own, that without overlap, and that of a single product."""
-    alone = _alone(problem)
-    return list(dict.fromkeys(p.kind for p in (problem, alone, replace(alone, batch=1))))
+    own = problem.kind
+    alone = own._replace(overlap="none")
+    return dict.fromkeys((own, alone, alone._replace(batched="")))
 
 
 def _by_analysis(problem: Problem, table: Table, device: Device) -> Choice | None:

@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cost_model.costs import by_problem, costs
-from ..space import DTYPE_BYTES, FOR_TIME, OBJECTIVES, BadInput, Device, Problem, Schedule, find_device, violations
+from ..space import (
+    DTYPE_BYTES,
+    FOR_TIME,
+    OBJECTIVES,
+    BadInput,
+    Device,
+    Kind,
+    Problem,
+    Schedule,
+    find_device,
+    violations,
+)
 from ..space.problem import MATRICES, TMA_ALIGNMENT
 from ..space.rules import read_schedule
 from .journal import JournalContents, Measure, of_today, policy_name
@@ -161,12 +172,12 @@ class Table:
     runnable: Mapping[Problem, Entry] = field(init=False, repr=False)
     """The entries whose schedule can run its problem on the device by the rules of this version: checked here once,
     so that a query need not."""
-    by_kind: Mapping[tuple[str, ...], tuple[Entry, ...]] = field(init=False, repr=False)
+    by_kind: Mapping[Kind, tuple[Entry, ...]] = field(init=False, repr=False)
     choices: dict[tuple[Problem, Device], Choice] = field(init=False, repr=False, default_factory=dict)
     """Answers already given (`query.best_schedule`)."""
 
     def __post_init__(self) -> None:
-        kinds: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+        kinds: dict[Kind, list[Entry]] = defaultdict(list)
         for entry in self.entries:
             kinds[entry.problem.kind].append(entry)
         by_problem = {entry.problem: entry for entry in self.entries}

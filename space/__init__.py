@@ -17,9 +17,9 @@ from .epilogue import ACTIVATIONS, EPILOGUE_WORDS, Epilogue
 from .errors import BadInput, shown
 from .objective import FOR_EDP, FOR_ENERGY, FOR_TIME, OBJECTIVES
 from .pitches import Pitch, Pitches
-from .problem import DTYPE_BYTES, FAST, LAYOUTS, OUT_DTYPE_BYTES, PROMOTED, NamedProblem, Problem, read_suite
+from .problem import DTYPE_BYTES, FAST, LAYOUTS, OUT_DTYPE_BYTES, PROMOTED, Kind, NamedProblem, Problem, read_suite
 from .resources import SharedMemory, shared_memory, store_pieces
-from .rules import unsupported, violations
+from .rules import misfits, unsupported, violations
 from .schedule import COOPERATIVE, GEMV, LAUNCH_FIELDS, PINGPONG, Schedule
 from .tiles import TileGrid, ceil_div, kernel_extents, tile_grid, tile_position
 
@@ -53,6 +53,7 @@ __all__ = [
     "BadInput",
     "Device",
     "Epilogue",
+    "Kind",
     "NamedProblem",
     "Pitch",
     "Pitches",
@@ -67,6 +68,7 @@ __all__ = [
     "enumerate_schedules",
     "find_device",
     "kernel_extents",
+    "misfits",
     "nearest",
     "neighbours",
     "read_suite",

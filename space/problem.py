@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .epilogue import Epilogue
 from .errors import BadInput, shown
@@ -54,6 +54,23 @@ _CSV_OPTIONAL = (
 )
 _CSV_NUMBERS = ("m", "n", "k", "batch", "a_align", "b_align", "d_align")
 _CSV_TRUTH = {"true": True, "false": False}
+
+
+class Kind(NamedTuple):
+    """A problem but for its sizes: problems of one kind can share kernels and be each other's neighbours. Of the
+    geometry it has whether there is a batch, and alignments that TMA does not take."""
+
+    dtype: str
+    out_dtype: str
+    a_major: str
+    b_major: str
+    epilogue: str
+    overlap: str
+    accumulate: str
+    batched: str
+    a_rows: str
+    b_rows: str
+    d_rows: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -206,14 +223,20 @@ class Problem:
         return operands + self.batch * self.m * columns * OUT_DTYPE_BYTES[self.out_dtype]
 
     @property
-    def kind(self) -> tuple[str, ...]:
-        """What decides the kernels that compute it, but for the sizes: problems of one kind can share kernels and be
-        each other's neighbours. Of the geometry it has whether there is a batch, and alignments that TMA does not
-        take."""
-        words = (self.dtype, self.out_dtype, self.a_major, self.b_major, self.epilogue, self.overlap, self.accumulate)
+    def kind(self) -> Kind:
+        """What decides the kernels that compute it."""
         aligned = [(matrix, self.alignment(matrix)) for matrix in MATRICES]
-        odd = (f"{matrix}{size}" if size < TMA_ALIGNMENT else "" for matrix, size in aligned)
-        return (*words, "batched" if self.batched else "", *odd)
+        return Kind(
+            self.dtype,
+            self.out_dtype,
+            self.a_major,
+            self.b_major,
+            self.epilogue,
+            self.overlap,
+            self.accumulate,
+            "batched" if self.batched else "",
+            *[f"{matrix}{size}" if size < TMA_ALIGNMENT else "" for matrix, size in aligned],
+        )
 
     @property
     def key(self) -> str:

@@ -71,14 +71,18 @@ MULTICAST_ROWS = 8
 
 def violations(problem: Problem, schedule: Schedule, device: Device) -> list[str]:
     """Every reason, in words, why `schedule` cannot run `problem` on `device`; empty when it can."""
-    reasons = list(unsupported(problem, device))
+    return [*unsupported(problem, device), *misfits(problem, schedule, device)]
+
+
+def misfits(problem: Problem, schedule: Schedule, device: Device) -> Iterator[str]:
+    """The reasons that are not the problem's alone, one at a time: whoever asks for one does not wait for the others.
+    For a problem that some schedule can run (`unsupported`)."""
     values = list(_values(schedule))
-    reasons += values
+    yield from values
     if not values:
-        reasons += _promises(problem, schedule)
+        yield from _promises(problem, schedule)
         rules = gemv.gemv_violations if schedule.arrangement == GEMV else _combinations
-        reasons += rules(problem, schedule, device)
-    return reasons
+        yield from rules(problem, schedule, device)
 
 
 def read_schedule(obj: Mapping[str, Any]) -> Schedule:
