@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..space import (
     DTYPE_BYTES,
@@ -193,8 +193,7 @@ class Constants:
 H200_CONSTANTS = Constants()
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """The parts of an estimate, in microseconds, and what they were made from."""
 
     total_us: float

@@ -165,8 +165,12 @@ class Problem:
         """Bytes, at most 16, that the address of every row of a matrix (`a`, `b`, or `d`, the residual and the
         auxiliary output) is a multiple of; of `d` where every row ends as well, for stores by TMA write whole 16-byte
         units."""
-        matrix = "d" if matrix == "aux" else matrix
-        return int(getattr(self, f"{matrix}_align")) or self._dense_alignment(matrix)
+        match matrix:
+            case "a":
+                return self.a_align or self._dense_alignment("a")
+            case "b":
+                return self.b_align or self._dense_alignment("b")
+        return self.d_align or self._dense_alignment("d")
 
     def _dense_alignment(self, matrix: str) -> int:
         return math.gcd(TMA_ALIGNMENT, self.stored(matrix)[1] * self._element_bytes(matrix))

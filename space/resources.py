@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .device import REGISTERS_PER_SM
 from .gemv import gemv_smem_bytes
@@ -83,19 +84,25 @@ class OperandTile:
 
 def operand_tiles(problem: Problem, schedule: Schedule) -> tuple[OperandTile, OperandTile]:
     """The tiles of the kernel's row operand and of its column operand (B and A of the problem with `swap_ab`)."""
-    wide = SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype]
-
-    def tile(operand: str, extent: int, sharers: int, halves: int = 1) -> OperandTile:
-        k_major = (problem.a_major if operand == "a" else problem.b_major) == "k"
-        across, along = (schedule.tile_k, extent) if k_major else (extent, schedule.tile_k)
-        slices = sharers if schedule.multicast_kind == "slice" else 1
-        return OperandTile(operand, k_major, extent, -(-across // wide), along, sharers, slices, halves)
-
     rows, columns = schedule.operands
-    return (
-        tile(rows, schedule.tile_m, schedule.cluster_n),
-        tile(columns, schedule.tile_n, schedule.cluster_m, 2 if problem.fused.gated else 1),
+    row_major, column_major = (
+        (problem.b_major, problem.a_major) if schedule.swap_ab else (problem.a_major, problem.b_major)
     )
+    wide, k = SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype], schedule.tile_k
+    sliced, halves = schedule.multicast_kind == "slice", 2 if problem.fused.gated else 1
+    return (
+        _operand_tile(rows, row_major == "k", schedule.tile_m, k, wide, schedule.cluster_n, sliced),
+        _operand_tile(columns, column_major == "k", schedule.tile_n, k, wide, schedule.cluster_m, sliced, halves),
+    )
+
+
+@functools.cache
+def _operand_tile(
+    operand: str, k_major: bool, extent: int, tile_k: int, wide: int, sharers: int, sliced: bool, halves: int = 1
+) -> OperandTile:
+    """A tile in slabs that are `wide` elements across. There are few, and rules ask for them often."""
+    across, along = (tile_k, extent) if k_major else (extent, tile_k)
+    return OperandTile(operand, k_major, extent, -(-across // wide), along, sharers, sharers if sliced else 1, halves)
 
 
 def loaded_rows(problem: Problem, schedule: Schedule) -> tuple[int, int]:
@@ -125,8 +132,7 @@ def can_clip(problem: Problem, schedule: Schedule) -> bool:
     return loaded_rows(problem, clipped) != tuple(tile.slab_rows for tile in operand_tiles(problem, schedule))
 
 
-@dataclass(frozen=True, slots=True)
-class SharedMemory:
+class SharedMemory(NamedTuple):
     """Byte offsets into dynamic shared memory, in order; `total` is what a launch asks for."""
 
     a: int

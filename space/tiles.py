@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .problem import Problem
 from .schedule import Schedule
@@ -13,8 +13,7 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@dataclass(frozen=True, slots=True)
-class TileGrid:
+class TileGrid(NamedTuple):
     """The output cut into CTA tiles, and those gathered into cluster tiles.
 
     What is walked over is clusters, so that every CTA of a cluster always has a tile: the grid is rounded up
