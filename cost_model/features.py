@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from array import array
 
-from ..space import DTYPE_BYTES, GEMV, PINGPONG, Device, Problem, Schedule, ceil_div, kernel_extents, tile_grid
+from ..space import DTYPE_BYTES, GEMV, PINGPONG, Problem, Schedule, ceil_div, kernel_extents, tile_grid
 from .analytic import Terms, misaligned, odd_columns, read_once, straddles
 
 FEATURES = (
@@ -84,89 +83,102 @@ FEATURES = (
     "l2_per_dram",
     "exchange_in_ring",
 )
-"""The names, in the order of `features`."""
+"""The names, in the order of `features`, in which trees number them."""
 
 
-def features(problem: Problem, s: Schedule, device: Device, terms: Terms, floor: float) -> list[float]:
-    """The features in single precision, which is what scikit-learn's trees see.
+def features(problem: Problem, s: Schedule, terms: Terms, floor: float) -> list[float]:
+    """All features. `terms` is `analyse` of the two, `floor` is `floor_us` of the problem."""
+    values = of_problem(problem, floor) | of_schedule(s) | of_both(problem, s, terms, floor)
+    return [values[name] for name in FEATURES]
 
-    `terms` is `analyse` of the two, `floor` is `floor_us` of the problem.
-    """
+
+def of_problem(problem: Problem, floor: float) -> dict[str, float]:
+    """Those that are the same for all schedules."""
+    return {
+        "log_m": math.log2(problem.m),
+        "log_n": math.log2(problem.n),
+        "log_k": math.log2(problem.k),
+        "log_batch": math.log2(problem.batch),
+        "a_k_major": problem.a_major == "k",
+        "b_k_major": problem.b_major == "k",
+        "element_bytes": DTYPE_BYTES[problem.dtype],
+        "misaligned": misaligned(problem, "a") + misaligned(problem, "b"),
+        "log_floor": math.log(floor),
+    }
+
+
+def of_schedule(s: Schedule) -> dict[str, float]:
+    """Those that are the same for all problems."""
+    return {
+        "gemv": s.arrangement == GEMV,
+        "pingpong": s.arrangement == PINGPONG,
+        "consumers": s.consumers,
+        "tile_m": s.tile_m,
+        "tile_n": s.tile_n,
+        "tile_k": s.tile_k,
+        "log_area": math.log2(s.tile_m * s.tile_n),
+        "log_aspect": math.log2(s.tile_m / s.tile_n),
+        "odd_n": s.tile_n % 16 == 8,
+        "stages": s.stages,
+        "mma_in_flight": s.mma_in_flight,
+        "cluster_m": s.cluster_m,
+        "cluster_n": s.cluster_n,
+        "leader": s.multicast_kind == "leader",
+        "rotate": s.multicast_kind == "rotate",
+        "persistent": s.persistent,
+        "capped": s.ctas > 0,
+        "raster_n": s.raster == "n",
+        "log_swizzle": math.log2(s.swizzle),
+        "serpentine": s.serpentine,
+        "k_zigzag": s.k_zigzag,
+        "accumulators": s.accumulators,
+        "consumer_regs": s.consumer_regs,
+        "direct": s.store == "direct",
+        "epilogue_n": s.epilogue_n,
+        "epilogue_buffers": s.epilogue_buffers,
+        "swap_ab": s.swap_ab,
+        "split_k": s.split_k,
+        "interleave_k": s.interleave_k,
+        "exchange_in_ring": s.exchange_in_ring,
+        "stream_k": s.stream_k,
+        "slots": s.reduction == "slots",
+        "atomic": s.reduction == "atomic",
+        "shares": s.reduction == "shares",
+        "evict_a": s.evict_first == "a",
+        "evict_b": s.evict_first == "b",
+        "l2_promotion": s.l2_promotion,
+        "waits_late": s.dependent_launch != "",
+        "loads_weights_early": s.dependent_launch == "weights",
+        "clip_boxes": s.clip_boxes,
+        "straight_start": s.straight_start,
+        "early_fill": s.early_fill,
+    }
+
+
+def of_both(problem: Problem, s: Schedule, terms: Terms, floor: float) -> dict[str, float]:
+    """The others, which are the analytic model's or join a problem and a schedule."""
     total = terms.total_us
     rows, columns = kernel_extents(problem, s)
     covered = ceil_div(rows, s.tile_m) * s.tile_m * ceil_div(columns, s.tile_n) * s.tile_n
-    stage_bytes = (s.tile_m + s.tile_n) * s.tile_k * DTYPE_BYTES[problem.dtype]
-    values = (
-        math.log2(problem.m),
-        math.log2(problem.n),
-        math.log2(problem.k),
-        problem.a_major == "k",
-        problem.b_major == "k",
-        math.log(floor),
-        math.log(total / floor),
-        terms.tensor_us / total,
-        terms.ring_us / total,
-        terms.intake_us / total,
-        terms.l2_us / total,
-        terms.dram_us / total,
-        terms.epilogue_us / total,
-        terms.fixed_us / total,
-        terms.clock_mhz,
-        math.log2(terms.waves),
-        terms.rounds / terms.waves,
-        math.log(terms.traffic / problem.bytes),
-        covered / (rows * columns),
-        s.arrangement == PINGPONG,
-        s.consumers,
-        s.tile_m,
-        s.tile_n,
-        s.tile_k,
-        math.log2(s.tile_m * s.tile_n),
-        math.log2(s.tile_m / s.tile_n),
-        s.tile_n % 16 == 8,
-        s.stages,
-        s.mma_in_flight,
-        s.stages * stage_bytes,
-        s.cluster_m,
-        s.cluster_n,
-        s.persistent,
-        s.ctas > 0,
-        s.raster == "n",
-        math.log2(s.swizzle),
-        s.serpentine,
-        s.k_zigzag,
-        s.accumulators,
-        s.consumer_regs,
-        s.store == "direct",
-        s.epilogue_n,
-        s.epilogue_buffers,
-        s.swap_ab,
-        s.split_k,
-        s.stream_k,
-        s.reduction == "slots",
-        s.reduction == "atomic",
-        s.evict_first == "a",
-        s.evict_first == "b",
-        s.dependent_launch != "",
-        s.dependent_launch == "weights",
-        math.log2(terms.k_blocks),
-        terms.ctas_per_sm,
-        s.l2_promotion,
-        s.multicast_kind == "leader",
-        s.clip_boxes,
-        s.reduction == "shares",
-        s.arrangement == GEMV,
-        math.log2(problem.batch),
-        DTYPE_BYTES[problem.dtype],
-        odd_columns(problem, s),
-        s.interleave_k,
-        s.early_fill,
-        s.multicast_kind == "rotate",
-        s.straight_start,
-        sum(misaligned(problem, operand) for operand in s.operands),
-        sum(straddles(problem, s, operand) for operand in s.operands),
-        (1 if s.evict_first == read_once(tile_grid(problem, s), s) else -1) if s.evict_first else 0,
-        math.log(terms.l2_us / terms.dram_us),
-        s.exchange_in_ring,
-    )
-    return array("f", values).tolist()
+    return {
+        "log_excess": math.log(total / floor),
+        "tensor_share": terms.tensor_us / total,
+        "ring_share": terms.ring_us / total,
+        "intake_share": terms.intake_us / total,
+        "l2_share": terms.l2_us / total,
+        "dram_share": terms.dram_us / total,
+        "epilogue_share": terms.epilogue_us / total,
+        "fixed_share": terms.fixed_us / total,
+        "l2_per_dram": math.log(terms.l2_us / terms.dram_us),
+        "clock": terms.clock_mhz,
+        "log_waves": math.log2(terms.waves),
+        "wave_waste": terms.rounds / terms.waves,
+        "log_k_blocks": math.log2(terms.k_blocks),
+        "ctas_per_sm": terms.ctas_per_sm,
+        "log_traffic": math.log(terms.traffic / problem.bytes),
+        "padding": covered / (rows * columns),
+        "in_flight_bytes": s.stages * ((s.tile_m + s.tile_n) * s.tile_k * DTYPE_BYTES[problem.dtype]),
+        "odd_columns": odd_columns(problem, s),
+        "straddling": straddles(problem, s, "a") + straddles(problem, s, "b"),
+        "hint": (1 if s.evict_first == read_once(tile_grid(problem, s), s) else -1) if s.evict_first else 0,
+    }

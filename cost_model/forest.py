@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+from array import array
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import and_, getitem
+from typing import NamedTuple
 
 from ..space import BadInput
 
@@ -32,11 +33,9 @@ Tree = tuple[Node, ...]
 """The root first, and every other node after the one that it is the child of."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(NamedTuple):
     """All nodes that test one feature."""
 
-    feature: int
     thresholds: tuple[float, ...]
     """Ascending."""
     kept: tuple[int, ...]
@@ -44,7 +43,7 @@ class Split:
     on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Forest:
     """The mean of members, each a first guess and the trees that are added to it."""
 
@@ -52,16 +51,17 @@ class Forest:
     """Each: the first guess, and how many trees."""
     leaves: tuple[Mapping[int, float], ...]
     """Of each tree the values of its leaves, by their bits in its word."""
-    splits: tuple[Split, ...]
+    splits: Mapping[str, Split]
+    """For each feature."""
     words: struct.Struct
     """Those of all trees, the first of them lowest in the integer."""
     ones: int
     """The lowest bit of every word."""
 
     @classmethod
-    def of(cls, members: Sequence[tuple[float, Sequence[Tree]]]) -> Forest:
-        """The forest of one or more members."""
-        tests: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    def of(cls, members: Sequence[tuple[float, Sequence[Tree]]], features: Sequence[str]) -> Forest:
+        """The forest of one or more members, whose trees number the features so."""
+        tests: list[list[tuple[float, int]]] = [[] for _ in features]
         leaves: list[dict[int, float]] = []
         for tree in itertools.chain.from_iterable(trees for _, trees in members):
             values = _leaves(tree, 0, len(leaves) * MOST_LEAVES, tests)
@@ -71,16 +71,22 @@ class Forest:
         return cls(
             members=tuple((first, len(trees)) for first, trees in members),
             leaves=tuple(leaves),
-            splits=tuple(_split(feature, nodes, everything) for feature, nodes in sorted(tests.items())),
+            splits={name: _split(nodes, everything) for name, nodes in zip(features, tests, strict=True)},
             words=words,
             ones=everything // ((1 << MOST_LEAVES) - 1),
         )
 
-    def mean(self, x: Sequence[float]) -> float:
-        """The value at the features `x`, in single precision as scikit-learn's trees see them."""
+    def kept(self, x: Mapping[str, float]) -> int:
+        """The leaves that are not ruled out by some of the features, whose values are rounded to single precision, as
+        scikit-learn's trees see them."""
         kept = -1
-        for split in self.splits:
-            kept &= split.kept[bisect_left(split.thresholds, x[split.feature])]
+        for name, value in zip(x, array("f", x.values()), strict=True):
+            thresholds, masks = self.splits[name]
+            kept &= masks[bisect_left(thresholds, value)]
+        return kept
+
+    def mean(self, kept: int) -> float:
+        """The value, with the leaves that are not ruled out by any feature."""
         # No word is zero, so that taking one from each borrows from none.
         ends = kept & ~(kept - self.ones)
         values = map(getitem, self.leaves, self.words.unpack(ends.to_bytes(self.words.size, "little")))
@@ -115,7 +121,7 @@ def read_tree(nodes: Sequence[Sequence[float]], features: int) -> Tree:
     return tuple(tree)
 
 
-def _leaves(tree: Tree, node: int, first: int, tests: dict[int, list[tuple[float, int]]]) -> list[float]:
+def _leaves(tree: Tree, node: int, first: int, tests: list[list[tuple[float, int]]]) -> list[float]:
     """The values of the leaves under a node, from left to right; the first is bit `first` of the integer. To `tests` go
     the threshold of every node, by its feature, and the leaves that it rules out."""
     feature, threshold, left, right = tree[node]
@@ -127,7 +133,7 @@ def _leaves(tree: Tree, node: int, first: int, tests: dict[int, list[tuple[float
     return values + _leaves(tree, right, middle, tests)
 
 
-def _split(feature: int, nodes: Iterable[tuple[float, int]], everything: int) -> Split:
-    thresholds, ruled_out = zip(*sorted(nodes), strict=True)
+def _split(nodes: Sequence[tuple[float, int]], everything: int) -> Split:
+    thresholds, ruled_out = zip(*sorted(nodes), strict=True) if nodes else ((), ())
     kept = itertools.accumulate((everything ^ leaves for leaves in ruled_out), and_, initial=everything)
-    return Split(feature, thresholds, tuple(kept))
+    return Split(thresholds, tuple(kept))

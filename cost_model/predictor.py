@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..space import BadInput, Device, Problem, Schedule
 from .analytic import Constants, Terms, analyse, floor_us
-from .features import FEATURES, features
+from .features import FEATURES, of_both, of_problem, of_schedule
 from .forest import Forest, read_tree
 
 PREDICTOR_VERSION = 1
@@ -53,7 +54,7 @@ class Predictor:
             ]
             if not members:
                 raise BadInput("predictor has no members: valid is one or more")
-            forest, bias = Forest.of(members), float(obj["bias"])
+            forest, bias = Forest.of(members, FEATURES), float(obj["bias"])
             for number in (bias, forest.reach):
                 if not abs(number) <= LARGEST_LOG:
                     raise BadInput(f"predictor moves times by e^{number:g}: valid is at most e^{LARGEST_LOG:g}")
@@ -65,12 +66,21 @@ class Predictor:
 
     def scores(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[float]:
         """Logarithms of the expected times, up to a constant of the problem: smaller is better."""
-        floor = floor_us(problem, device, self.constants)
         terms = (analyse(problem, s, device, self.constants) for s in schedules)
-        return [self._score(problem, s, device, t, floor) for s, t in zip(schedules, terms, strict=True)]
+        score = self._scorer(problem, device)
+        return [score(s, t) for s, t in zip(schedules, terms, strict=True)]
 
-    def _score(self, problem: Problem, schedule: Schedule, device: Device, terms: Terms, floor: float) -> float:
-        return math.log(terms.total_us) + self.forest.mean(features(problem, schedule, device, terms, floor))
+    def _scorer(self, problem: Problem, device: Device) -> Callable[[Schedule, Terms], float]:
+        """What gives the score of a schedule, from it and its analysis."""
+        floor = floor_us(problem, device, self.constants)
+        by_problem = self.forest.kept(of_problem(problem, floor))
+
+        def score(schedule: Schedule, terms: Terms) -> float:
+            by_both = self.forest.kept(of_both(problem, schedule, terms, floor))
+            correction = self.forest.mean(by_problem & _kept_by(self.forest, schedule) & by_both)
+            return math.log(terms.total_us) + correction
+
+        return score
 
     def expected_us(self, problem: Problem, schedule: Schedule, device: Device) -> float:
         """Expected time of one call in microseconds."""
@@ -89,12 +99,15 @@ class Predictor:
         self, problem: Problem, schedules: Sequence[Schedule], device: Device
     ) -> list[tuple[bool, float, Schedule]]:
         """Whether the analytic model alone ranks a schedule, its score, and the schedule; best first."""
-        floor = floor_us(problem, device, self.constants)
         terms = {s: analyse(problem, s, device, self.constants) for s in schedules}
+        score = self._scorer(problem, device)
         limit = HOPELESS * min((t.total_us for t in terms.values()), default=0.0)
         return sorted(
-            (True, math.log(t.total_us), s)
-            if t.total_us > limit
-            else (False, self._score(problem, s, device, t, floor), s)
-            for s, t in terms.items()
+            (True, math.log(t.total_us), s) if t.total_us > limit else (False, score(s, t), s) for s, t in terms.items()
         )
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept_by(forest: Forest, schedule: Schedule) -> int:
+    """The leaves that the schedule does not rule out by itself: a table's are asked about for many problems."""
+    return forest.kept(of_schedule(schedule))

@@ -156,7 +156,7 @@ def _inputs(
     """Logarithms of the analytic estimates, and the rows of features."""
     floor = floor_us(problem, device, constants)
     terms = [analyse(problem, s, device, constants) for s in schedules]
-    rows = [features(problem, s, device, t, floor) for s, t in zip(schedules, terms, strict=True)]
+    rows = [features(problem, s, t, floor) for s, t in zip(schedules, terms, strict=True)]
     return np.log([t.total_us for t in terms]), np.array(rows, dtype=np.float32)
 
 

@@ -274,14 +274,15 @@ def test_predictor_equals_ranker(contents: JournalContents) -> None:
 def test_a_forest_is_what_walks_over_its_trees_come_to() -> None:
     rng = random.Random(0)
     members = [(rng.random(), [_random_tree(rng, 3) for _ in range(count)]) for count in (0, 1, 7)]
-    forest = Forest.of(members)
+    forest = Forest.of(members, "abc")
     for _ in range(500):
         # Values that are thresholds are among them.
         x = [rng.randrange(-1, 9) / 2 for _ in range(3)]
         walked = [first + sum(_walk(tree, x) for tree in trees) for first, trees in members]
-        assert forest.mean(x) == pytest.approx(sum(walked) / 3, abs=1e-12)
+        kept = forest.kept({"a": x[0]}) & forest.kept({"c": x[2], "b": x[1]})
+        assert forest.mean(kept) == pytest.approx(sum(walked) / 3, abs=1e-12)
         assert max(map(abs, walked)) <= forest.reach
-    assert Forest.of([(2.5, [])]).mean([]) == 2.5
+    assert Forest.of([(2.5, [])], "").mean(-1) == 2.5
 
 
 def _random_tree(rng: random.Random, features: int) -> Tree:
