@@ -1,7 +1,7 @@
 """How long a schedule takes, by arithmetic: tensor cores, operand ring, L2, DRAM, power, waves and fixed costs.
 
 The model ranks schedules before anything is compiled, and its terms are features of the learned ranker. It is
-pure Python on scalars (about 10 us a schedule), so that a query can call it without numpy.
+pure Python on scalars (tens of microseconds a schedule), so that a query can call it without numpy.
 """
 
 from __future__ import annotations
@@ -537,6 +537,8 @@ def dram_traffic(
     if s.evict_first and not read_once(grid, s):
         output += int(c.evicted * (problem.m if s.evict_first == "a" else problem.n) * problem.k * element)
     product = fast * (1 + again_fast * lost_panel) + slow * (1 + again_slow * lost_slow) + output
+    if not problem.batched:
+        return product
     first, second = s.operands
     shared = sum(size for name, size in ((first, a), (second, b)) if problem.copies(name) == 1 and size < cache)
     return problem.batch * product - (problem.batch - 1) * shared

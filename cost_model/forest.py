@@ -53,8 +53,8 @@ class Forest:
     """Of each tree the values of its leaves, by their bits in its word."""
     splits: Mapping[str, Split]
     """For each feature."""
-    words: struct.Struct
-    """Those of all trees, the first of them lowest in the integer."""
+    words: str
+    """How `struct` unpacks those of all trees, the first of them lowest in the integer."""
     ones: int
     """The lowest bit of every word."""
 
@@ -66,13 +66,12 @@ class Forest:
         for tree in itertools.chain.from_iterable(trees for _, trees in members):
             values = _leaves(tree, 0, len(leaves) * MOST_LEAVES, tests)
             leaves.append({1 << place: value for place, value in enumerate(values)})
-        words = struct.Struct(f"<{len(leaves)}I")
-        everything = (1 << 8 * words.size) - 1
+        everything = (1 << MOST_LEAVES * len(leaves)) - 1
         return cls(
             members=tuple((first, len(trees)) for first, trees in members),
             leaves=tuple(leaves),
             splits={name: _split(nodes, everything) for name, nodes in zip(features, tests, strict=True)},
-            words=words,
+            words=f"<{len(leaves)}I",
             ones=everything // ((1 << MOST_LEAVES) - 1),
         )
 
@@ -89,7 +88,8 @@ class Forest:
         """The value, with the leaves that are not ruled out by any feature."""
         # No word is zero, so that taking one from each borrows from none.
         ends = kept & ~(kept - self.ones)
-        values = map(getitem, self.leaves, self.words.unpack(ends.to_bytes(self.words.size, "little")))
+        words = struct.unpack(self.words, ends.to_bytes(struct.calcsize(self.words), "little"))
+        values = map(getitem, self.leaves, words)
         return sum(sum(itertools.islice(values, trees), first) for first, trees in self.members) / len(self.members)
 
     @property

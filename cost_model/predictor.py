@@ -66,9 +66,8 @@ class Predictor:
 
     def scores(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[float]:
         """Logarithms of the expected times, up to a constant of the problem: smaller is better."""
-        terms = (analyse(problem, s, device, self.constants) for s in schedules)
         score = self._scorer(problem, device)
-        return [score(s, t) for s, t in zip(schedules, terms, strict=True)]
+        return [score(s, analyse(problem, s, device, self.constants)) for s in schedules]
 
     def _scorer(self, problem: Problem, device: Device) -> Callable[[Schedule, Terms], float]:
         """What gives the score of a schedule, from it and its analysis."""

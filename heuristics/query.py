@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..cost_model.analytic import estimate_us
 from ..space import BadInput, Device, Kind, Problem, Schedule, misfits, nearest, unsupported, violations
-from .table import Entry, Table
+from .table import Entry, Table, place_of
 
 if TYPE_CHECKING:
     from ..cost_model.predictor import Predictor
@@ -25,10 +26,7 @@ ANALYTIC = "analytic"
 SHORTLIST = 6
 RUNNERS_UP = 2
 """Schedules that the predictor chooses from, and how many an entry gives: those of the nearest problems. More take
-longer than a millisecond, and are not chosen more wisely."""
-
-_Logs = tuple[float, float, float, float]
-"""Logarithms of m, n, k and batch."""
+longer, and are not chosen more wisely."""
 
 _MOST_CHOICES = 65536
 """Answers a table remembers before it starts afresh."""
@@ -176,24 +174,14 @@ def _by_nearest(problem: Problem, table: Table, device: Device) -> Choice | None
 def _nearest_first(problem: Problem, table: Table) -> list[Entry]:
     """The entries of the kinds whose schedules the problem can use, by `distance`. Sorting is stable: at equal distance
     the very kind is before its relatives."""
-    m, n, k, batch = _logs(problem)
-    located = [
+    m, n, k, batch = place_of(problem)
+    found = [
         ((m - x) ** 2 + (n - y) ** 2 + (k - z) ** 2 + (batch - b) ** 2, entry)
         for kind in _kinds(problem)
-        for (x, y, z, b), entry in _located(table, kind)
+        for (x, y, z, b), entry in table.by_kind.get(kind, ())
     ]
-    located.sort(key=itemgetter(0))
-    return [entry for _, entry in located]
-
-
-@functools.lru_cache(maxsize=1024)
-def _located(table: Table, kind: Kind) -> list[tuple[_Logs, Entry]]:
-    """The entries of a kind with the logarithms of their sizes."""
-    return [(_logs(entry.problem), entry) for entry in table.by_kind.get(kind, ())]
-
-
-def _logs(problem: Problem) -> _Logs:
-    return math.log(problem.m), math.log(problem.n), math.log(problem.k), math.log(problem.batch)
+    found.sort(key=itemgetter(0))
+    return [entry for _, entry in found]
 
 
 def _by_other_kind(problem: Problem, table: Table, device: Device) -> Choice | None:
@@ -212,9 +200,9 @@ def _by_other_kind(problem: Problem, table: Table, device: Device) -> Choice | N
         differing.setdefault(sum(map(ne, asked, kind)), []).append(kind)
     if not differing or 0 in differing:
         return None
-    place = _logs(problem)
-    located = [pair for kind in differing[min(differing)] for pair in _located(table, kind)]
-    _, entry = min(located, key=lambda pair: (math.dist(place, pair[0]), pair[1].problem))
+    here = place_of(problem)
+    placed = itertools.chain.from_iterable(table.by_kind[kind] for kind in differing[min(differing)])
+    _, entry = min(placed, key=lambda pair: (math.dist(here, pair[0]), pair[1].problem))
     found = _from_entries(problem, [entry], table, device)
     if found is not None:
         return found
@@ -269,4 +257,4 @@ _SOURCES: tuple[Callable[[Problem, Table, Device], Choice | None], ...] = (
 
 def distance(a: Problem, b: Problem) -> float:
     """How far apart the sizes of two problems are: the root of the summed squared logarithms of their size ratios."""
-    return math.dist(_logs(a), _logs(b))
+    return math.dist(place_of(a), place_of(b))

@@ -46,6 +46,15 @@ FINAL_POLICY = "final"
 """First word of the policies of final shoot-outs, in which the best candidates met in long slots."""
 
 
+Place = tuple[float, float, float, float]
+"""Logarithms of a problem's m, n, k and batch: near each other are problems of nearly the same sizes."""
+
+
+def place_of(problem: Problem) -> Place:
+    """Where a problem is among others."""
+    return math.log(problem.m), math.log(problem.n), math.log(problem.k), math.log(problem.batch)
+
+
 @dataclass(frozen=True, slots=True)
 class Timed:
     """A schedule and what was measured of it: microseconds a call, and cuBLAS's time over ours."""
@@ -172,19 +181,19 @@ class Table:
     runnable: Mapping[Problem, Entry] = field(init=False, repr=False)
     """The entries whose schedule can run its problem on the device by the rules of this version: checked here once,
     so that a query need not."""
-    by_kind: Mapping[Kind, tuple[Entry, ...]] = field(init=False, repr=False)
+    by_kind: Mapping[Kind, tuple[tuple[Place, Entry], ...]] = field(init=False, repr=False)
     choices: dict[tuple[Problem, Device], Choice] = field(init=False, repr=False, default_factory=dict)
     """Answers already given (`query.best_schedule`)."""
 
     def __post_init__(self) -> None:
-        kinds: dict[Kind, list[Entry]] = defaultdict(list)
+        kinds: dict[Kind, list[tuple[Place, Entry]]] = defaultdict(list)
         for entry in self.entries:
-            kinds[entry.problem.kind].append(entry)
+            kinds[entry.problem.kind].append((place_of(entry.problem), entry))
         by_problem = {entry.problem: entry for entry in self.entries}
         runnable = {p: entry for p, entry in by_problem.items() if not violations(p, entry.schedule, self.device)}
         object.__setattr__(self, "by_problem", by_problem)
         object.__setattr__(self, "runnable", runnable)
-        object.__setattr__(self, "by_kind", {kind: tuple(entries) for kind, entries in kinds.items()})
+        object.__setattr__(self, "by_kind", {kind: tuple(placed) for kind, placed in kinds.items()})
 
     def missing(self, problems: Iterable[Problem]) -> list[Problem]:
         """Those of `problems` that have no entry."""
@@ -194,7 +203,8 @@ class Table:
         """For every kind of problem: how many entries, and the smallest and largest m, n and k, and batch where there
         are batches."""
         rows = []
-        for _, entries in sorted(self.by_kind.items()):
+        for kind in sorted(self.by_kind):
+            entries = [entry for _, entry in self.by_kind[kind]]
             words = entries[0].problem.to_json().items()
             row = {name: word for name, word in words if name not in _SIZES_AND_PLACES}
             row |= {f"{matrix}_align": size for matrix, size in _alignments(entries[0].problem)}

@@ -201,11 +201,14 @@ def bias_bytes(problem: Problem, schedule: Schedule) -> int:
 
 def scale_bytes(problem: Problem, schedule: Schedule) -> int:
     """Bytes that a consumer warpgroup keeps of vectors of scales, for its rows or columns."""
+    scales = problem.fused.scales
+    if not scales:
+        return 0
     rows, columns = 64 * schedule.m64_per_warpgroup, schedule.tile_n
     along = {"scale": 0, "scale_m": rows, "scale_n": columns}
     if schedule.swap_ab:
         along |= {"scale_m": columns, "scale_n": rows}
-    return ACCUMULATOR_BYTES * sum(along[word] for word in problem.fused.scales)
+    return ACCUMULATOR_BYTES * sum(along[word] for word in scales)
 
 
 def exchange_slots(problem: Problem, schedule: Schedule) -> int:

@@ -65,6 +65,36 @@ RESIDUAL_BUFFERS = (0, 1, 2, 4)
 L2_PROMOTIONS = (0, 64, 128, 256)
 DEPENDENT_LAUNCH = {"none": ("",), "launch": ("", "wait"), "weights": ("", "wait", "weights")}
 """What each `Problem.overlap` allows: a kernel may run ahead only as far as its operands are ready."""
+
+_TILED_VALUES: Mapping[str, tuple[object, ...]] = {
+    "tile_m": TILE_M,
+    "tile_n": TILE_N,
+    "tile_k": TILE_K,
+    "stages": STAGES,
+    "mma_in_flight": MMA_IN_FLIGHT,
+    "multicast_kind": MULTICAST_KINDS,
+    "raster": RASTERS,
+    "swizzle": SWIZZLES,
+    "load": LOADS,
+    "store": STORES,
+    "epilogue_n": EPILOGUE_N,
+    "epilogue_buffers": EPILOGUE_BUFFERS,
+    "split_k": SPLIT_K,
+    "reduction": REDUCTIONS,
+    "evict_first": EVICT_FIRST,
+    "dependent_launch": DEPENDENT_LAUNCH["weights"],
+    "l2_promotion": L2_PROMOTIONS,
+    "residual_buffers": RESIDUAL_BUFFERS,
+}
+_GEMV_VALUES: Mapping[str, tuple[object, ...]] = {
+    **_TILED_VALUES,
+    "tile_m": gemv.VECTORS,
+    "tile_n": gemv.TILE_N,
+    "tile_k": gemv.TILE_K,
+    "stages": gemv.STAGES,
+}
+"""Values of the dimensions, whatever the others are."""
+
 MULTICAST_ROWS = 8
 """Rows of the smallest slice of an operand tile that one CTA loads for its peers: one swizzle pattern."""
 
@@ -138,27 +168,7 @@ def _values(s: Schedule) -> Iterator[str]:
         yield f"arrangement {s.arrangement}: valid are {', '.join(CONSUMERS)}"
     elif s.consumers not in CONSUMERS[s.arrangement]:
         yield f"{s.consumers} consumer warpgroups in {s.arrangement}: valid are {_list(CONSUMERS[s.arrangement])}"
-    streamed = s.arrangement == GEMV
-    for name, valid in (
-        ("tile_m", gemv.VECTORS if streamed else TILE_M),
-        ("tile_n", gemv.TILE_N if streamed else TILE_N),
-        ("tile_k", gemv.TILE_K if streamed else TILE_K),
-        ("stages", gemv.STAGES if streamed else STAGES),
-        ("mma_in_flight", MMA_IN_FLIGHT),
-        ("multicast_kind", MULTICAST_KINDS),
-        ("raster", RASTERS),
-        ("swizzle", SWIZZLES),
-        ("load", LOADS),
-        ("store", STORES),
-        ("epilogue_n", EPILOGUE_N),
-        ("epilogue_buffers", EPILOGUE_BUFFERS),
-        ("split_k", SPLIT_K),
-        ("reduction", REDUCTIONS),
-        ("evict_first", EVICT_FIRST),
-        ("dependent_launch", DEPENDENT_LAUNCH["weights"]),
-        ("l2_promotion", L2_PROMOTIONS),
-        ("residual_buffers", RESIDUAL_BUFFERS),
-    ):
+    for name, valid in (_GEMV_VALUES if s.arrangement == GEMV else _TILED_VALUES).items():
         if getattr(s, name) not in valid:
             yield f"{name} {getattr(s, name)}: valid are {_list(valid)}"
     for name in ("ctas", "producer_regs", "consumer_regs"):
