@@ -49,8 +49,8 @@ class Forest:
 
     members: tuple[tuple[float, int], ...]
     """Each: the first guess, and how many trees."""
-    leaves: tuple[Mapping[int, float], ...]
-    """Of each tree the values of its leaves, by their bits in its word."""
+    leaves: tuple[tuple[float, ...], ...]
+    """Of each tree the values of its leaves, in the order of their bits."""
     splits: Mapping[str, Split]
     """For each feature."""
     words: str
@@ -62,10 +62,9 @@ class Forest:
     def of(cls, members: Sequence[tuple[float, Sequence[Tree]]], features: Sequence[str]) -> Forest:
         """The forest of one or more members, whose trees number the features so."""
         tests: list[list[tuple[float, int]]] = [[] for _ in features]
-        leaves: list[dict[int, float]] = []
+        leaves: list[tuple[float, ...]] = []
         for tree in itertools.chain.from_iterable(trees for _, trees in members):
-            values = _leaves(tree, 0, len(leaves) * MOST_LEAVES, tests)
-            leaves.append({1 << place: value for place, value in enumerate(values)})
+            leaves.append(_leaves(tree, 0, len(leaves) * MOST_LEAVES, tests))
         everything = (1 << MOST_LEAVES * len(leaves)) - 1
         return cls(
             members=tuple((first, len(trees)) for first, trees in members),
@@ -86,16 +85,17 @@ class Forest:
 
     def mean(self, kept: int) -> float:
         """The value, with the leaves that are not ruled out by any feature."""
-        # No word is zero, so that taking one from each borrows from none.
-        ends = kept & ~(kept - self.ones)
-        words = struct.unpack(self.words, ends.to_bytes(struct.calcsize(self.words), "little"))
-        values = map(getitem, self.leaves, words)
+        # Those before the first that is kept of each tree: no word is zero, so that taking one from each borrows from
+        # none.
+        before = ~kept & (kept - self.ones)
+        words = struct.unpack(self.words, before.to_bytes(struct.calcsize(self.words), "little"))
+        values = map(getitem, self.leaves, map(int.bit_length, words))
         return sum(sum(itertools.islice(values, trees), first) for first, trees in self.members) / len(self.members)
 
     @property
     def reach(self) -> float:
         """The largest absolute value that a member can come to."""
-        values = (max(map(abs, leaves.values())) for leaves in self.leaves)
+        values = (max(map(abs, leaves)) for leaves in self.leaves)
         return max(abs(first) + sum(itertools.islice(values, trees)) for first, trees in self.members)
 
 
@@ -121,12 +121,12 @@ def read_tree(nodes: Sequence[Sequence[float]], features: int) -> Tree:
     return tuple(tree)
 
 
-def _leaves(tree: Tree, node: int, first: int, tests: list[list[tuple[float, int]]]) -> list[float]:
+def _leaves(tree: Tree, node: int, first: int, tests: list[list[tuple[float, int]]]) -> tuple[float, ...]:
     """The values of the leaves under a node, from left to right; the first is bit `first` of the integer. To `tests` go
     the threshold of every node, by its feature, and the leaves that it rules out."""
     feature, threshold, left, right = tree[node]
     if feature == LEAF:
-        return [threshold]
+        return (threshold,)
     values = _leaves(tree, left, first, tests)
     middle = first + len(values)
     tests[feature].append((threshold, (1 << middle) - (1 << first)))
