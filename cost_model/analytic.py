@@ -389,8 +389,7 @@ def _row_cost(problem: Problem, s: Schedule, operand: str, c: Constants) -> floa
 
 def row_bytes(problem: Problem, operand: str) -> int:
     """From the beginning of one row of an operand in memory to that of the next."""
-    major = problem.a_major if operand == "a" else problem.b_major
-    return int(getattr(problem, major) * DTYPE_BYTES[problem.dtype])
+    return problem.stored(operand)[1] * DTYPE_BYTES[problem.dtype]
 
 
 def misaligned(problem: Problem, operand: str) -> bool:
