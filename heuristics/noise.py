@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..space import FOR_EDP, FOR_ENERGY, FOR_TIME, BadInput
-from .journal import policy_name
+from ..cost_model.costs import power_limited
+from ..space import FOR_EDP, FOR_ENERGY, FOR_TIME, BadInput, Schedule
+from .journal import Measure, policy_name
 
 NOISE_VERSION = 1
 
@@ -101,6 +103,38 @@ def scatter(calls: Sequence[Sequence[float]]) -> dict[str, float | int]:
         "largest": max(map(abs, within), default=0.0),
         "pairs": len(within),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Whether a difference that finals see between two schedules is there again in other finals."""
+
+    pairs: int
+    """Pairs of finals in which the same two schedules met."""
+    correlation: float
+    """Of the difference in one final with that in the other: 1 where it is the schedules', 0 where it is chance."""
+    difference: float
+    """Root mean square of the differences of logarithms."""
+
+
+def clock_repeats(finals: Iterable[Measure]) -> Repeats | None:
+    """How far the clocks that schedules get where power limits are their own: clocks beside that of cuBLAS in the same
+    rounds, which is the ratio of times over that of cycles. None where no two schedules met twice."""
+    races: dict[tuple[Any, ...], dict[Schedule, float]] = defaultdict(dict)
+    for m in finals:
+        if power_limited(m) and m.ratio_to_ref and m.ratio_cycles:
+            # The time of cuBLAS tells the finals of a problem apart.
+            race = races[m.problem, m.policy, m.raw.get("gpu"), m.raw.get("ref_us")]
+            race[m.schedule] = math.log(m.ratio_to_ref / m.ratio_cycles)
+    met: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for (problem, *_), clocks in races.items():
+        for one, other in itertools.combinations(sorted(clocks), 2):
+            met[problem, one, other].append(clocks[one] - clocks[other])
+    twice = [pair for differences in met.values() for pair in itertools.combinations(differences, 2)]
+    squares = sum(a * a + b * b for a, b in twice) / 2
+    if not squares:
+        return None
+    return Repeats(len(twice), sum(a * b for a, b in twice) / squares, math.sqrt(squares / len(twice)))
 
 
 def resolvable(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:

@@ -6,9 +6,9 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, power_limited, yardstick
+from ..cost_model.costs import CYCLES, TIME, cost, power_limited, yardstick
 from ..space import FOR_TIME, Device, Schedule, bottleneck
 from .journal import Measure
 from .noise import Margins, Noise
@@ -56,23 +56,27 @@ def select_final(
 ) -> Selection | None:
     """The winner among the measures of final shoot-outs on one problem; None when none is correct.
 
-    Wins are claimed on time, also where screening goes by cycles. The margins are those of the policies and of the kind
-    of problem. A schedule that was measured several times counts by its medians.
+    The margins are those of the policies and of the kind of problem. A schedule that was measured several times counts
+    by its medians. Where power holds the clock down, who gets the higher clock is chance (`noise.clock_repeats`): there
+    cycles decide, among those that are not slower than the fastest by more than the margin of time.
     """
     correct = [measure for measure in measures if measure.status == "correct"]
     stick = yardstick(correct, objective)
-    if objective == FOR_TIME:
-        stick = TIME if all(measure.ratio_to_ref is not None for measure in correct) else MICROSECONDS
     groups: dict[Schedule, list[Measure]] = defaultdict(list)
     for measure in correct:
         if cost(measure, stick) is not None:
             groups[measure.schedule].append(measure)
     if not groups:
         return None
+    margins = margins_among(correct, {m.policy for m in correct}, device, noise, objective)
+    if stick == CYCLES:
+        times = {schedule: _median(group, TIME) for schedule, group in groups.items()}
+        slowest = min(times.values()) * (1 + margins.cost)
+        groups = {schedule: group for schedule, group in groups.items() if times[schedule] <= slowest}
+        margins = replace(margins, cost=margins.cycles)
     contenders = [
         Contender(schedule, _median(group, stick), _median(group, CYCLES)) for schedule, group in groups.items()
     ]
-    margins = margins_among(correct, {m.policy for m in correct}, device, noise, objective)
     return select(contenders, margins, incumbent)
 
 

@@ -15,7 +15,16 @@ import pytest
 from fake_gpu import FakeSample
 from journals import FIRST, SECOND, THIRD, contents, measured
 from tileseek.heuristics.journal import Measure
-from tileseek.heuristics.noise import SIGMAS, UNMEASURED, Margins, Noise, read_noise, resolvable, scatter
+from tileseek.heuristics.noise import (
+    SIGMAS,
+    UNMEASURED,
+    Margins,
+    Noise,
+    clock_repeats,
+    read_noise,
+    resolvable,
+    scatter,
+)
 from tileseek.heuristics.report import noise_table
 from tileseek.heuristics.selection import Contender, select, select_final
 from tileseek.heuristics.table import build_table, load_table
@@ -77,6 +86,33 @@ def test_a_difference_beyond_the_margin_wins_and_is_no_tie() -> None:
     first = min((FIRST, SECOND), key=lambda s: s.name)
     for cycles in (0.9985, 1.0015):
         assert select([Contender(FIRST, 1.0, 1.0), Contender(SECOND, 1.004, cycles)], margins).winner == first
+
+
+def test_cycles_decide_where_power_limits_among_those_that_are_not_clearly_slower() -> None:
+    def limited(schedule: Any, ratio: float, cycles: float) -> Measure:
+        return final(schedule, ratio, cycles, raw={"power_limited": True})
+
+    noise = Noise({"final": {"power": {"time": 0.02, "cycles": 0.002}}})
+    measures = [limited(FIRST, 1.01, 1.0), limited(SECOND, 1.0, 1.003), limited(THIRD, 0.98, 1.02)]
+    selection = select_final(measures, H200, noise)
+    assert selection is not None
+    assert (selection.winner, selection.tied) == (SECOND, ())
+    assert set(selection.costs) == {FIRST, SECOND}, "the third is slower by more than chance"
+
+
+@pytest.mark.parametrize(("own", "chance", "least", "most"), [(0.01, 0.0, 0.99, 1.0), (0.0, 0.01, -0.3, 0.3)])
+def test_clocks_that_are_the_schedules_own_come_back(own: float, chance: float, least: float, most: float) -> None:
+    rng = random.Random(1)
+    finals = []
+    for race in range(12):
+        for schedule, clock in ((FIRST, 0.0), (SECOND, own), (THIRD, -own)):
+            seen = math.exp(clock + rng.gauss(0, chance) if chance else clock)
+            raw = {"power_limited": True, "ref_us": 100.0 + race}
+            finals.append(final(schedule, seen, 1.0, raw=raw))
+    repeats = clock_repeats(finals)
+    assert repeats is not None and repeats.pairs == 3 * 66
+    assert least <= repeats.correlation <= most
+    assert clock_repeats(finals[:3]) is None, "nobody met twice"
 
 
 def test_an_incumbent_is_never_replaced_by_one_that_is_slower_or_as_fast() -> None:
