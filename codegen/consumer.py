@@ -86,7 +86,7 @@ def consumer(problem: Problem, s: Schedule) -> str:
     if pingpong:
         lines.append("    named_sync(my_turn, 256);")
     promoted = problem.accumulate == PROMOTED
-    lines += _promoted_loop(rows, columns) if promoted else _main_loop(problem, s, rows, columns)
+    lines += _promoted_loop(s) if promoted else _main_loop(problem, s, rows, columns)
     if pingpong:
         lines.append("    named_arrive(other_turn, 256);")
     if not promoted:
@@ -152,6 +152,15 @@ _HIDDEN_TURN = [
 _HAND_BACK = {"slice": _HAND_BACK_TO_PEERS, "leader": _HAND_BACK_TO_LEADERS, "rotate": _HAND_BACK_IN_TURN}
 
 
+def _operands(s: Schedule) -> list[str]:
+    """Lines that wait for a k-block and say where its operands are."""
+    return [
+        "      mbarrier_wait(full + 8 * ring.stage, ring.parity);",
+        "      const u64 a = a_descriptor + ring.stage * (A_STAGE >> 4);",
+        f"      const u64 b = b_descriptor + {'block' if s.held_blocks else 'ring.stage'} * (B_STAGE >> 4);",
+    ]
+
+
 def _main_loop(problem: Problem, s: Schedule, rows: OperandTile, columns: OperandTile) -> list[str]:
     """Per k-block: wait for the stage, one fence, all wgmmas, one commit, one wait, hand a stage back."""
     lines = []
@@ -160,9 +169,7 @@ def _main_loop(problem: Problem, s: Schedule, rows: OperandTile, columns: Operan
     lines += [
         "    #pragma unroll 1",
         "    for (int block = 0; block < k_blocks; ++block) {",
-        "      mbarrier_wait(full + 8 * ring.stage, ring.parity);",
-        "      const u64 a = a_descriptor + ring.stage * (A_STAGE >> 4);",
-        "      const u64 b = b_descriptor + ring.stage * (B_STAGE >> 4);",
+        *_operands(s),
         "      wgmma_fence();",
         "      #pragma unroll",
         f"      for (int step = 0; step < TILE_K / {WGMMA_K_BYTES // DTYPE_BYTES[problem.dtype]}; ++step) {{",
@@ -186,14 +193,12 @@ def _main_loop(problem: Problem, s: Schedule, rows: OperandTile, columns: Operan
     return lines
 
 
-def _promoted_loop(rows: OperandTile, columns: OperandTile) -> list[str]:
+def _promoted_loop(s: Schedule) -> list[str]:
     """The main loop with sums of one slab (128 of K) in the tensor cores, added up outside of them."""
     return [
         "    #pragma unroll 1",
         "    for (int block = 0; block < k_blocks; ++block) {",
-        "      mbarrier_wait(full + 8 * ring.stage, ring.parity);",
-        "      const u64 a = a_descriptor + ring.stage * (A_STAGE >> 4);",
-        "      const u64 b = b_descriptor + ring.stage * (B_STAGE >> 4);",
+        *_operands(s),
         "      // Tensor cores keep some 14 bits of a sum of 8-bit products: a slab's sums are added up in fp32 here.",
         "      #pragma unroll",
         "      for (int slab = 0; slab < A_SLABS; ++slab) {",

@@ -76,6 +76,9 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         f"          mbarrier_expect(full + 8 * ring.stage, {arriving});",
     ]
     load = {name: f"          load_{name}(ring.stage, column, {corner[name]});" for name in "ab"}
+    if s.held_blocks:
+        begin[1] = "          mbarrier_expect(full + 8 * ring.stage, fresh ? A_STAGE + B_STAGE : A_STAGE);"
+        load["b"] = f"          if (fresh) load_b(ring.stage, block, column, {corner['b']});"
     fill = [*begin, *load.values()]
     if ahead:
         fill = [
@@ -87,9 +90,11 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
             *(load[name] for name in load if name not in ahead),
         ]
     lines += [
+        *(["      int held = -1;  // the column of tiles whose B is in shared memory"] if s.held_blocks else []),
         "      bool backwards = false;",
         *("      " + line for line in loop(s)),
         "        const Position at = tile_position(tile, walk);",
+        *(["        " + line for line in _fresh(problem)] if s.held_blocks else []),
         "        #pragma unroll 1",
         "        for (int block = 0; block < k_blocks; ++block) {",
         f"          const int column = ({first}(backwards ? k_blocks - 1 - block : block)) * TILE_K;",
@@ -106,6 +111,12 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         lines.append("  " + leave)
     lines += ["    return;", "  }"]
     return "\n".join(lines)
+
+
+def _fresh(problem: Problem) -> list[str]:
+    """Lines that tell whether the column of B is another than that of the tile before."""
+    column = "at.batch * tiles_n + at.n" if problem.batched else "at.n"
+    return [f"const int tile_column = {column};", "const bool fresh = tile_column != held;", "held = tile_column;"]
 
 
 def loads(problem: Problem, s: Schedule) -> list[str]:
@@ -128,11 +139,19 @@ def early_fill(problem: Problem, s: Schedule) -> list[str]:
         "  #pragma unroll 1",
         "  for (; filled < STAGES && filled < k_blocks; ++filled) {",
         f"    mbarrier_expect(full + 8 * filled, {_arriving(s)});",
-        *(f"    load_{name}(filled, {block} * TILE_K, {corner_of(problem, name)});" for name in _own(problem, s)),
+        *(
+            f"    load_{name}(filled, {'filled, ' * held(s, name)}{block} * TILE_K, {corner_of(problem, name)});"
+            for name in _own(problem, s)
+        ),
         "  }",
         "  break;",
         "}",
     ]
+
+
+def held(s: Schedule, name: str) -> bool:
+    """Whether an operand of the kernel stays in shared memory from tile to tile."""
+    return name == "b" and s.held_blocks > 0
 
 
 def _own(problem: Problem, s: Schedule) -> list[str]:
@@ -181,7 +200,8 @@ def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) ->
         "b": ("cluster_row", f"{2**s.cluster_m - 1}u << (cluster_column * CLUSTER_M)"),
     }[name]
     lines = []
-    target = f"smem + SMEM_{upper} + stage * {upper}_STAGE + slab * {upper}_SLAB"
+    place = "block" if held(s, name) else "stage"
+    target = f"smem + SMEM_{upper} + {place} * {upper}_STAGE + slab * {upper}_SLAB"
     # The coordinates across and along a slab.
     across, along = ("column", "row") if tile.k_major else ("row", "column")
     if tile.halves > tile.slab_boxes:
@@ -217,7 +237,8 @@ def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) ->
     ]
     return [
         *lines,
-        f"      auto load_{name} = [&](u32 stage, int column, int row{', int product' * problem.batched}) {{",
+        f"      auto load_{name} = [&](u32 stage, {'int block, ' * held(s, name)}int column, int row"
+        f"{', int product' * problem.batched}) {{",
         *first,
         "        #pragma unroll",
         f"        for (int slab = 0; slab < {upper}_SLABS; ++slab)" + " {" * bool(halves),

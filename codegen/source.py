@@ -375,6 +375,8 @@ def _kernel(problem: Problem, s: Schedule) -> str:
                 "  }",
                 "  cluster_wait();",
             ]
+    if s.held_blocks:
+        identity = identity[:1]
     if s.split_cluster:
         identity = [
             "  constexpr int cluster_row = 0, cluster_column = 0;",
@@ -418,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int warpgroup = warp / 4;
 {lines(identity)}
   const Walk walk{{{walk.initial(problem)}}};
-  const int tiles = tiles_m * tiles_n{" * batch" if problem.batched else ""};
+{lines(walk.stretch(problem, s))}
 {lines(share)}
 
 {lines([*prefetch, *early])}

@@ -195,6 +195,20 @@ def product(pointer: str, problem: Problem) -> str:
     return f"{pointer} + at.batch * {pointer}_batch" if problem.batched else pointer
 
 
+def stretch(problem: Problem, s: Schedule) -> list[str]:
+    """Lines that define `tiles`, where the walk ends; and its first tile and step where every CTA takes neighbours."""
+    tiles = "tiles_m * tiles_n" + " * batch" * problem.batched
+    if not s.held_blocks:
+        return [f"  const int tiles = {tiles};"]
+    return [
+        "  // Neighbours in the walk, so that columns stay: of all tiles those from the first up to `tiles`, in the",
+        "  // first CTAs one more.",
+        f"  const u32 all_tiles = {tiles}, share = all_tiles / gridDim.x, larger = all_tiles % gridDim.x;",
+        "  const int first_tile = share * blockIdx.x + min(blockIdx.x, larger), tile_step = 1;",
+        "  const int tiles = first_tile + share + (blockIdx.x < larger);",
+    ]
+
+
 def loop(s: Schedule, first: str = "first_tile", step: str = "tile_step", warps: bool = False) -> list[str]:
     """The head of the loop over tiles, which defines `tile`, and `unit_work` and `k_blocks` where tiles are cut.
 

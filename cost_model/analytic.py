@@ -250,7 +250,10 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
 
     # One k-block of one CTA. Rows outside the matrix are filled with zeros and not fetched.
     a_bytes = min(s.tile_m, rows) * s.tile_k * element
-    b_bytes = min(s.tile_n, columns) * s.tile_k * element
+    b_bytes: float = min(s.tile_n, columns) * s.tile_k * element
+    if s.held_blocks:
+        # Loaded once for as many tiles as follow each other in a column.
+        b_bytes /= max(1, min(s.swizzle, grid.m, rounds))
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
     first, second = s.operands
     a_cost, b_cost = _row_cost(problem, s, first, c), _row_cost(problem, s, second, c)
@@ -267,7 +270,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     l2_ns = running * asked / c.l2_bytes_per_ns
 
     traffic = dram_traffic(problem, s, grid, resident, device, c)
-    crowd = (a_bytes + b_bytes) * s.stages - c.enough_bytes
+    crowd = (a_bytes + (0 if s.held_blocks else b_bytes)) * s.stages - c.enough_bytes
     dram_ns = traffic / device.dram_bytes_per_s * 1e9
     dram_ns *= 1 + c.crowding * max(0.0, crowd) / (device.smem_per_cta - c.enough_bytes)
     if once := read_once(grid, s):

@@ -37,7 +37,7 @@ from ..space import (
 from ..space.gemv import STAGES as GEMV_STAGES
 from ..space.gemv import gemv_tile, gemv_tiles
 from ..space.resources import can_clip, copied, operand_tiles, register_splits
-from ..space.rules import CLUSTERS, DEPENDENT_LAUNCH, SPLIT_K, TILE_K, fetches_residual
+from ..space.rules import CLUSTERS, DEPENDENT_LAUNCH, HELD_BLOCKS, SPLIT_K, SWIZZLES, TILE_K, can_hold, fetches_residual
 from ..space.schedule import vary
 from .analytic import SMEM_RESERVED, clusters_at_once, ctas_per_sm, estimate_us, read_once
 
@@ -320,9 +320,10 @@ def _deepened(s: Schedule, problem: Problem, device: Device) -> Schedule | None:
 
 def _with_ring(s: Schedule, problem: Problem, device: Device, spare: int = 0) -> Schedule:
     """`s` with the stages that fit beside `spare` bytes of shared memory, at most `_STAGES`; fewer than one do not."""
-    stage = sum(tile.stage_bytes for tile in operand_tiles(problem, s))
+    ring = operand_tiles(problem, s)[: 1 if s.held_blocks else None]
     free = device.smem_per_cta - spare - shared_memory(problem, s).total
-    return vary(s, stages=min(_STAGES, s.stages + free // stage))
+    stages = s.stages + free // sum(tile.stage_bytes for tile in ring)
+    return vary(s, stages=min(s.held_blocks or _STAGES, _STAGES, stages))
 
 
 def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[float, Schedule]]:
@@ -346,4 +347,14 @@ def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[fl
         for stages in sorted({deepest, deepest - 1, min(4, deepest)}):
             if stages > 1:
                 found.append(timed(vary(tile, tile_k=tile_k, stages=stages, mma_in_flight=in_flight)))
+        if (held := _holding(vary(tile, tile_k=tile_k, mma_in_flight=in_flight), problem, device)).stages > 1:
+            found.append(timed(held))
     return found or [timed(tile)]
+
+
+def _holding(s: Schedule, problem: Problem, device: Device) -> Schedule:
+    """`s` with its column operand in place from tile to tile; of no stage where that cannot be."""
+    blocks = tile_grid(problem, s).k_blocks
+    if blocks not in HELD_BLOCKS or not s.persistent or not can_hold(s):
+        return vary(s, stages=0)
+    return _with_ring(vary(s, held_blocks=blocks, stages=1, raster="m", swizzle=max(SWIZZLES)), problem, device)

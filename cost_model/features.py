@@ -82,6 +82,7 @@ FEATURES = (
     "hint",
     "l2_per_dram",
     "exchange_in_ring",
+    "held_blocks",
 )
 """The names, in the order of `features`, in which trees number them."""
 
@@ -140,6 +141,7 @@ def of_schedule(s: Schedule) -> dict[str, float]:
         "split_k": s.split_k,
         "interleave_k": s.interleave_k,
         "exchange_in_ring": s.exchange_in_ring,
+        "held_blocks": s.held_blocks,
         "stream_k": s.stream_k,
         "slots": s.reduction == "slots",
         "atomic": s.reduction == "atomic",

@@ -349,6 +349,17 @@ ROWS: Sequence[Row] = (
                **_NO_CLUSTER, "stream_k": False},
     ),
     Row(
+        "short K",
+        "the column operand stays in shared memory",
+        "Half of what an SM takes in of a short K, and of the energy that takes; leaves fewer stages.",
+        on=[{"held_blocks": 8}],
+        off={"held_blocks": 0},
+        problems=["short_k"],
+        given={**_PINGPONG, "tile_n": 128, "stages": 4, "persistent": True, "ctas": 0, "raster": "m", "swizzle": 32,
+               "k_zigzag": False, **_NO_CLUSTER, **_REGISTERS, "store": "tma", "epilogue_n": 32,
+               "epilogue_buffers": 2, "stream_k": False, "split_k": 1, "reduction": "cluster"},
+    ),
+    Row(
         "start",
         "mbarriers initialised in straight code",
         "One thread at constant addresses; otherwise the compiler makes a loop over the lanes that have one.",

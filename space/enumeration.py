@@ -38,6 +38,7 @@ from .rules import (
     EPILOGUE_BUFFERS,
     EPILOGUE_N,
     EVICT_FIRST,
+    HELD_BLOCKS,
     L2_PROMOTIONS,
     LOADS,
     MAX_CLUSTER,
@@ -54,6 +55,7 @@ from .rules import (
     TILE_M,
     TILE_N,
     can_fill_early,
+    can_hold,
     epilogue_ns,
     fetches_residual,
     split_too_far,
@@ -197,7 +199,16 @@ def _adds_up(s: Schedule, reduction: str, problem: Problem, device: Device) -> b
     return s.accumulators <= max_accumulators(problem, shared, device.registers_per_sm)
 
 
+def _held_blocks(s: Schedule, problem: Problem, device: Device) -> list[int]:
+    blocks = tile_grid(problem, s).k_blocks
+    held = vary(s, held_blocks=blocks)
+    possible = blocks in HELD_BLOCKS and can_hold(s) and _fits(_smallest(held, problem), problem, device)
+    return [0, blocks] if possible else [0]
+
+
 def _stream_k(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
+    if s.held_blocks:
+        return [False]
     grid = tile_grid(problem, s)
     enough = grid.ctas * grid.k_blocks >= device.sm_count and grid.k_blocks * 2 * device.sm_count**2 < 2**32
     streamed = vary(s, stream_k=True, reduction="slots")
@@ -211,7 +222,7 @@ def _producer_fits(s: Schedule) -> bool:
 
 
 def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
-    if s.stream_k or not _can_share_k(s, problem, device):
+    if s.stream_k or s.held_blocks or not _can_share_k(s, problem, device):
         return [1]
     grid = tile_grid(problem, s)
     # Both are numbered in 32 bits; clusters may yet round the tiles up to sixteen times as many.
@@ -257,7 +268,7 @@ def _reduction(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _clusters(s: Schedule, problem: Problem, device: Device) -> list[tuple[int, int]]:
-    if s.split_cluster or s.load == "copy":
+    if s.split_cluster or s.held_blocks or s.load == "copy":
         return [(1, 1)]
     return [
         (m, n)
@@ -281,10 +292,15 @@ def _slices_fit(s: Schedule, problem: Problem) -> bool:
     return all(tile.slab_rows % (MULTICAST_ROWS * tile.slices * tile.slab_boxes) == 0 for tile in tiles)
 
 
+def _clip_boxes(s: Schedule, problem: Problem, device: Device) -> list[bool]:
+    possible = s.load == "tma" and not s.held_blocks and can_clip(problem, s)
+    return [False, True] if possible else [False]
+
+
 def _persistent(s: Schedule) -> list[bool]:
     if s.dealt:
         return [False]
-    return [True] if s.stream_k else [True, False]
+    return [True] if s.stream_k or s.held_blocks else [True, False]
 
 
 def _ctas(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
@@ -305,7 +321,7 @@ def _swizzle(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 
 
 def _raster(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
-    return RASTERS
+    return RASTERS[:1] if s.held_blocks else RASTERS
 
 
 def _serpentine(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
@@ -313,7 +329,7 @@ def _serpentine(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]
 
 
 def _k_zigzag(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
-    return [False, True] if s.persistent and tile_grid(problem, s).k_blocks > 1 else [False]
+    return [False, True] if s.persistent and not s.held_blocks and tile_grid(problem, s).k_blocks > 1 else [False]
 
 
 def _evict_first(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
@@ -323,7 +339,8 @@ def _evict_first(s: Schedule, problem: Problem, device: Device) -> Iterable[str]
 
 def _dependent_launch(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     launches = DEPENDENT_LAUNCH[problem.overlap if s.load == "tma" or problem.overlap == "none" else "launch"]
-    return [launch for launch in launches if _producer_fits(vary(s, dependent_launch=launch))]
+    varied = [vary(s, dependent_launch=launch) for launch in launches]
+    return [v.dependent_launch for v in varied if _producer_fits(v) and not (s.held_blocks and not can_hold(v))]
 
 
 _TILED: Mapping[str, _Domain] = {
@@ -336,6 +353,7 @@ _TILED: Mapping[str, _Domain] = {
     "consumer_regs": lambda s, p, d: [consumer for _, consumer in _splits(s, p, d)],
     "producer_regs": lambda s, p, d: [p_ for p_, consumer in _splits(s, p, d) if consumer == s.consumer_regs],
     "swap_ab": _swap_ab,
+    "held_blocks": _held_blocks,
     "stream_k": _stream_k,
     "split_k": _split_k,
     "reduction": _reduction,
@@ -347,11 +365,11 @@ _TILED: Mapping[str, _Domain] = {
     "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s, p, d)}),
     "cluster_n": _cluster_n,
     "multicast_kind": lambda s, p, d: _multicast_kinds(s, p),
-    "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
+    "stages": lambda s, p, d: [n for n in _fitting("stages", STAGES, s, p, d) if n <= (s.held_blocks or n)],
     "mma_in_flight": lambda s, p, d: [0] if p.accumulate == PROMOTED else MMA_IN_FLIGHT,
     "evict_first": _evict_first,
     "dependent_launch": _dependent_launch,
-    "clip_boxes": lambda s, p, d: [False, True] if s.load == "tma" and can_clip(p, s) else [False],
+    "clip_boxes": _clip_boxes,
     "straight_start": lambda s, p, d: [False, True],
     "early_fill": lambda s, p, d: [False, True] if can_fill_early(s) else [False],
     "interleave_k": lambda s, p, d: [False, True] if s.split_k > 1 else [False],
@@ -488,6 +506,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "early_fill": (False, True),
     "interleave_k": (False, True),
     "exchange_in_ring": (False, True),
+    "held_blocks": HELD_BLOCKS,
 }
 
 

@@ -76,6 +76,7 @@ FIXED: Mapping[str, Any] = {
     "early_fill": False,
     "interleave_k": False,
     "exchange_in_ring": False,
+    "held_blocks": 0,
     "load": "tma",
 }
 """Fields that mean nothing here, with their only valid values."""

@@ -160,7 +160,7 @@ def shared_memory(problem: Problem, schedule: Schedule) -> SharedMemory:
     slot = 64 * schedule.epilogue_n * ACCUMULATOR_BYTES
     exchanged = slot * exchange_slots(problem, schedule) * schedule.consumers
     b = row_tile.stage_bytes * schedule.stages
-    epilogue = b + column_tile.stage_bytes * schedule.stages
+    epilogue = b + column_tile.stage_bytes * (schedule.held_blocks or schedule.stages)
     if schedule.exchange_in_ring:
         epilogue = max(epilogue, exchanged)
     residual = epilogue + chunk * schedule.epilogue_buffers * schedule.consumers

@@ -54,6 +54,7 @@ STORES = ("tma", "direct", "copy")
 EPILOGUE_N = (16, 32, 64)
 EPILOGUE_BUFFERS = (1, 2, 4)
 SPLIT_K = (*range(1, 17), 20, 24, 32, 48, 64)
+HELD_BLOCKS = (0, *range(2, 17))
 MAX_CLUSTER = 16
 PAIR = 2
 """CTAs of a cluster that all SMs hold at once: they come in pairs. Of larger ones some SMs are left over."""
@@ -80,6 +81,7 @@ _TILED_VALUES: Mapping[str, tuple[object, ...]] = {
     "epilogue_n": EPILOGUE_N,
     "epilogue_buffers": EPILOGUE_BUFFERS,
     "split_k": SPLIT_K,
+    "held_blocks": HELD_BLOCKS,
     "reduction": REDUCTIONS,
     "evict_first": EVICT_FIRST,
     "dependent_launch": DEPENDENT_LAUNCH["weights"],
@@ -245,6 +247,8 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield "clip_boxes without an operand that is contiguous along k and not shared: valid is False"
     if s.swap_ab and problem.fused.gated:
         yield "a gated epilogue with swap_ab: valid is without, a gate and its up are then in the same thread"
+    if s.held_blocks:
+        yield from _held(problem, s)
     if s.early_fill and not can_fill_early(s):
         yield "early_fill without straight_start, with two shared operands, copies or dependent_launch: valid is False"
     yield from _copies(problem, s)
@@ -271,6 +275,29 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield f"{need} bytes of shared memory: valid is at most {device.smem_per_cta}"
     if (ctas := tile_grid(problem, s).ctas) > 2**31 - 1:
         yield f"{ctas} tiles: valid is at most {2**31 - 1}, which larger tiles give"
+
+
+def can_hold(s: Schedule) -> bool:
+    """Whether the choices so far leave the column operand in place from tile to tile: for a CTA that loads it alone,
+    by TMA, and computes whole tiles."""
+    return s.load == "tma" and not s.multicast and s.split_k == 1 and not s.stream_k and s.dependent_launch != "weights"
+
+
+def _held(problem: Problem, s: Schedule) -> Iterator[str]:
+    """A column operand that stays in shared memory."""
+    held = f"held_blocks {s.held_blocks}"
+    blocks = tile_grid(problem, s).k_blocks
+    if s.held_blocks != blocks:
+        yield f"{held} of {blocks} k-blocks: valid is all of them, or 0"
+    if s.stages > s.held_blocks:
+        # A k-block that is replaced has then been handed back with its stage.
+        yield f"{held} with {s.stages} stages: valid are at most as many stages"
+    if not can_hold(s):
+        yield f"{held} with clusters, a shared K, copies or early weights: valid is 0"
+    if not s.persistent or s.raster != "m":
+        yield f"{held} where tiles do not follow each other along m: valid is a persistent kernel with raster m"
+    if s.k_zigzag or s.clip_boxes:
+        yield f"{held} with k_zigzag or clip_boxes: valid is without"
 
 
 def _copies(problem: Problem, s: Schedule) -> Iterator[str]:

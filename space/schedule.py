@@ -108,6 +108,10 @@ class Schedule:
     """Parts of tiles that CTAs of a cluster exchange lie in the operand ring, which then has room for more stages;
     nobody sends before all of them have multiplied. Otherwise they have memory of their own."""
 
+    held_blocks: int = 0
+    """All k-blocks of the tile's column operand, which then stay in shared memory while a CTA walks along a column of
+    tiles, a stretch of neighbours: the ring is for the row operand alone. 0: the ring is for both."""
+
     load: str = "tma"
     """`tma`: one thread has the copy engine load operands; `copy`: all threads of the producer copy those whose rows
     TMA does not take."""
@@ -218,6 +222,8 @@ class Schedule:
             tokens.append("turn")
         if self.exchange_in_ring:
             tokens.append("inring")
+        if self.held_blocks:
+            tokens.append(f"hold{self.held_blocks}")
         if self.load != "tma":
             tokens.append(f"ld-{self.load}")
         return "_".join(tokens)
@@ -281,6 +287,7 @@ class Schedule:
             early_fill=bool(g["early"]),
             interleave_k=bool(g["turn"]),
             exchange_in_ring=bool(g["inring"]),
+            held_blocks=int(g["held_blocks"] or 0),
             load=g["load"] or "tma",
         )
         if schedule.name != name.strip():
@@ -357,6 +364,7 @@ _SELDOM = (
     r"(?P<early>early)",
     r"(?P<turn>turn)",
     r"(?P<inring>inring)",
+    r"hold(?P<held_blocks>\d{1,9})",
     r"ld-(?P<load>copy)",
 )
 """What follows, in this order, where it is not the default."""

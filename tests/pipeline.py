@@ -45,6 +45,8 @@ class Pipeline:
     residuals: int = 0
     """Chunks of a residual that a loader brings ahead of each consumer."""
     bug: str = ""
+    columns: tuple[int, ...] = ()
+    """The column of every tile, where operand B stays in memory of its own from tile to tile of a column; one CTA."""
     lag: int | None = None
     """Threads copy, and hand a stage over when so many later ones are under way; None: TMA fills the stages."""
 
@@ -200,7 +202,10 @@ def producer(p: Pipeline, cta: int) -> Iterator[Operation]:
         for k in range(p.blocks(min(tile, p.tiles - 1))):
             parity = ring.parity if p.bug == "producer waits for the wrong parity" else ring.parity ^ 1
             yield ("wait empty", cta, ring.stage, parity)
-            if p.lag is None:
+            if p.columns:
+                fresh = tile == 0 or p.columns[tile] != p.columns[tile - 1]
+                yield ("fill row", ring.stage, p.first_block(tile) + k, k, p.columns[tile] if fresh else -1)
+            elif p.lag is None:
                 yield ("fill", ring.stage, p.first_block(tile) + k)  # expect_tx and loads, which land any time later
             else:
                 yield ("copy", ring.stage)
@@ -252,7 +257,8 @@ def consumer(p: Pipeline, cta: int, me: int) -> Iterator[Operation]:
         last = ring.stage
         for k in range(p.blocks(tile)):
             yield ("wait full", cta, ring.stage, ring.parity)
-            yield ("mma", ring.stage, p.first_block(tile) + k)
+            held = (k, p.columns[tile]) if p.columns else ()
+            yield ("mma", ring.stage, p.first_block(tile) + k, *held)
             if p.bug == "release before the wait":
                 yield _release(p, cta, ring.stage)
                 yield ("drain", p.in_flight)
@@ -351,8 +357,8 @@ _PRIVATE = ("drain", "stores", "pass", "cluster pass", "epilogue")
 
 class Machine:
     """The state of one cluster. Events are `("step", actor)`, `("retire", actor)`, `("stored", actor)`,
-    `("land", cta, stage, k-block, box, copy)`, `("fetched", cta, consumer, chunk, piece)` and `("told", cta, stage,
-    actor)`."""
+    `("land", cta, stage, k-block, box, copy)`, `("land held", cta, stage, k, column)`, `("fetched", cta, consumer,
+    chunk, piece)` and `("told", cta, stage, actor)`."""
 
     def __init__(self, p: Pipeline) -> None:
         self.p = p
@@ -367,8 +373,8 @@ class Machine:
         self.at = [0] * len(self.actors)
         self.marks = [0] * len(self.actors)
         """The round of a named barrier that the actor arrived in."""
-        self.reads: list[tuple[int, ...]] = [()] * len(self.actors)
-        """Stages that wgmmas in flight read, one group each, oldest first."""
+        self.reads: list[tuple[tuple[int, int], ...]] = [()] * len(self.actors)
+        """Stages that wgmmas in flight read, and k-blocks of a held operand or -1; one group each, oldest first."""
         self.stores: list[tuple[int, ...]] = [()] * len(self.actors)
         """Chunks that stores in flight read, oldest first."""
         self.full: list[Mbarrier] = [_UNMADE] * slots
@@ -376,6 +382,8 @@ class Machine:
         self.landed: list[Mbarrier] = [_UNMADE] * chunks
         self.free: list[Mbarrier] = [_UNMADE] * chunks
         self.contents: list[tuple[int, ...]] = [(-1,) * p.boxes] * slots
+        self.held = [-1] * (p.blocks(0) if p.columns else 0)
+        """The column that each k-block of a held operand is of."""
         self.residual: list[int] = [-1] * chunks
         self.flying: frozenset[Event] = frozenset()
         """Boxes and arrivals on their way, as the events of their landing."""
@@ -390,7 +398,7 @@ class Machine:
 
     def key(self) -> tuple[object, ...]:
         """Equal for states that have the same futures."""
-        rings = (self.full, self.empty, self.landed, self.free, self.contents, self.residual)
+        rings = (self.full, self.empty, self.landed, self.free, self.contents, self.held, self.residual)
         return (*map(tuple, (self.at, self.marks, self.reads, self.stores, *rings, self.named)), self.flying)
 
     @property
@@ -434,6 +442,8 @@ class Machine:
                 self._arrive(self.empty, self._slot(target, stage), self.p.arrivals(target, stage), arrivals=1)
             elif kind == "land":
                 self._land(*operands)
+            elif kind == "land held":
+                self._land_held(*operands)
             else:
                 cta, me, slot, piece = operands
                 self.residual[self._chunk(cta, me, slot)] = piece
@@ -484,6 +494,8 @@ class Machine:
                 self._init(cta)
             case "fill":
                 self._fill(cta, *operands)
+            case "fill row":
+                self._fill_row(cta, *operands)
             case "copy":
                 self._overwrite(cta, operands[0])
                 self.contents[self._slot(cta, operands[0])] = (-1,) * self.p.boxes
@@ -496,11 +508,13 @@ class Machine:
                 self._arrive(self.landed, self._chunk(cta, me, slot), 1, arrivals=1, boxes=1)
                 self.flying |= {("fetched", cta, me, slot, piece)}
             case "mma":
-                stage, block = operands
-                found = self.contents[self._slot(cta, stage)]
-                if found != (block,) * self.p.boxes:
+                stage, block, *held = operands
+                found = self.contents[self._slot(cta, stage)][: 1 if held else None]
+                if found != (block,) * len(found):
                     raise Hazard(f"wgmma reads k-blocks {found} in place of {block}")
-                self.reads[actor] += (stage,)
+                if held and self.held[held[0]] != held[1]:
+                    raise Hazard(f"wgmma reads column {self.held[held[0]]} in place of {held[1]}")
+                self.reads[actor] += ((stage, held[0] if held else -1),)
             case "release":
                 stage, *targets = operands
                 for target in targets:
@@ -543,6 +557,21 @@ class Machine:
         for copy in range(1 + (self.p.bug == "loads issued by two threads")):
             self.flying |= {("land", target, stage, block, box, copy) for target, box in self.p.loads(cta, stage)}
 
+    def _fill_row(self, cta: int, stage: int, block: int, k: int, column: int) -> None:
+        """Of a held operand nothing is loaded again in the same column (-1)."""
+        boxes = 1 if column < 0 else 2
+        self._arrive(self.full, self._slot(cta, stage), 1, arrivals=1, boxes=boxes)
+        self.flying |= {("land", cta, stage, block, 0, 0)}
+        if column >= 0:
+            self.flying |= {("land held", cta, stage, k, column)}
+
+    def _land_held(self, cta: int, stage: int, k: int, column: int) -> None:
+        for reads in self.reads:
+            if any(k == read for _, read in reads):
+                raise Hazard(f"k-block {k} of a held operand is overwritten while wgmmas read it")
+        self.held[k] = column
+        self._arrive(self.full, self._slot(cta, stage), 1, boxes=-1)
+
     def _land(self, cta: int, stage: int, block: int, box: int, copy: int) -> None:
         del copy
         self._overwrite(cta, stage)
@@ -553,7 +582,7 @@ class Machine:
 
     def _overwrite(self, cta: int, stage: int) -> None:
         for actor, reads in zip(self.actors, self.reads, strict=True):
-            if actor.cta == cta and stage in reads:
+            if actor.cta == cta and any(stage == read for read, _ in reads):
                 raise Hazard(f"stage {stage} is overwritten while wgmmas read it")
 
     def _arrive(self, barriers: list[Mbarrier], slot: int, count: int, arrivals: int = 0, boxes: int = 0) -> None:

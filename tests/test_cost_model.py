@@ -243,9 +243,9 @@ def test_ranker_beats_draft_beats_chance_on_unseen_families(contents: JournalCon
     learned = held_out_regret(contents.measures, H200, folds=4)
     assert analytic_regret(contents.measures, H200).mean < shuffled.mean
     # By how much depends on the draw.
-    draws = [journal(PROBLEMS, each=60, seed=seed).measures for seed in (0, 1)]
+    draws = [journal(PROBLEMS, each=60, seed=seed).measures for seed in range(3)]
     drafts = [analytic_regret(drawn, H200).mean for drawn in draws]
-    assert fmean(held_out_regret(drawn, H200, folds=4).mean for drawn in draws) < 0.6 * fmean(drafts)
+    assert fmean(held_out_regret(drawn, H200, folds=4).mean for drawn in draws) < fmean(drafts) * 2 / 3
     # A tenth of 60 schedules is six: chance keeps the best of one problem in ten.
     assert learned.recall >= 0.5
     assert held_out_regret(contents.measures, H200, folds=4, picks=6).mean < 0.03

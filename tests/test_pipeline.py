@@ -63,6 +63,21 @@ def test_every_order_of_a_small_cluster(kind: str) -> None:
     assert explore(Pipeline(COOPERATIVE, 1, 2, 1, 3, 1, cluster_m=2, kind=kind), limit=50_000) > 5_000
 
 
+COLUMNS = (0, 0, 0, 1, 1, 2)
+
+
+@pytest.mark.parametrize(("arrangement", "consumers"), ARRANGEMENTS)
+@pytest.mark.parametrize("in_flight", (0, 1))
+def test_an_operand_that_is_held_along_columns_of_tiles(arrangement: str, consumers: int, in_flight: int) -> None:
+    for stages, k_blocks in ((2, 2), (2, 5), (3, 4), (5, 5)):
+        p = Pipeline(arrangement, consumers, stages, in_flight, k_blocks, len(COLUMNS), columns=COLUMNS)
+        for seed in range(4):
+            random_walk(p, seed)
+        assert any(hazards(replace(p, stages=k_blocks + 2), range(30))), "the rules see to as many k-blocks as stages"
+    if consumers < 3:
+        explore(Pipeline(arrangement, consumers, 2, in_flight, 2, 4, columns=(0, 0, 1, 2)), limit=60_000)
+
+
 @pytest.mark.parametrize(("arrangement", "consumers"), ARRANGEMENTS)
 @pytest.mark.parametrize("in_flight", (0, 1))
 def test_copies_that_run_ahead(arrangement: str, consumers: int, in_flight: int) -> None:

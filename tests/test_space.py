@@ -289,6 +289,10 @@ SAMPLED = [
     (problem, sample(problem, H200, random.Random(seed)))
     for problem in RICH
     for seed in range(400 if problem.m in (1, LARGE.m) else 100)
+] + [
+    (problem, sample(problem, H200, random.Random(seed)))
+    for problem in (Problem(2048, 2048, 64 * blocks) for blocks in rules.HELD_BLOCKS[1:])
+    for seed in range(16)
 ]
 
 VALUES = {**ALL_VALUES, "producer_regs": (0, 24, 32, 40)}

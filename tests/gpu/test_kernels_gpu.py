@@ -254,7 +254,7 @@ def test_clipped_boxes_and_shares_are_right(measurer: Measurer, problem: Problem
     _all_right(measurer, problem, list(dict.fromkeys(schedules)))
 
 
-@pytest.mark.parametrize("dimension", ["early_fill", "exchange_in_ring"])
+@pytest.mark.parametrize("dimension", ["early_fill", "exchange_in_ring", "held_blocks"])
 @pytest.mark.parametrize(
     "problem",
     [
@@ -262,11 +262,12 @@ def test_clipped_boxes_and_shares_are_right(measurer: Measurer, problem: Problem
         Problem(5, 24, 72),
         Problem(100, 1296, 8208, "fp8"),
         Problem(304, 208, 528, batch=3, layout="tn"),
+        Problem(20000, 1800, 264),
     ],
     ids=lambda problem: problem.key,
 )
-def test_early_fills_and_exchanges_in_the_ring_are_right(measurer: Measurer, problem: Problem, dimension: str) -> None:
-    """Of every way to share K, clipped or not."""
+def test_schedules_with_a_rare_choice_are_right(measurer: Measurer, problem: Problem, dimension: str) -> None:
+    """Of every way to share K, clipped or not; long walks too."""
     rng = random.Random(problem.key)
     drawn = [s for s in (sample(problem, measurer.device, rng) for _ in range(1500)) if getattr(s, dimension)]
     kinds: dict[tuple[object, ...], Schedule] = {}
