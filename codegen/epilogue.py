@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..space import Problem, Schedule
-from ..space.resources import ACCUMULATOR_BYTES, boxes_of_a_piece, two_parts_spill
+from ..space.resources import ACCUMULATOR_BYTES, boxes_of_a_piece, registers_for_parts, two_parts_spill
 from . import copying, fusion, stores
 from .pieces import Piece, pieces
 from .plan import UP
@@ -93,8 +93,8 @@ def _block(piece: Piece) -> str:
 
 
 def _loaded_together(dealt: list[Piece], s: Schedule) -> Iterator[list[Piece]]:
-    """The pieces of one owner in groups whose parts fit the registers that those dealt to others leave."""
-    free = s.accumulators * (s.split_k - 1) // s.split_k
+    """The pieces of one owner in groups whose parts registers hold."""
+    free = min(registers_for_parts(s), s.accumulators * (s.split_k - 1) // s.split_k)
     group: list[Piece] = []
     for piece in dealt:
         if group and _registers_of_parts([*group, piece], s) > free:
@@ -112,7 +112,7 @@ def _add_shares(problem: Problem, s: Schedule, group: list[Piece]) -> list[str]:
     """Lines that add and store a group of pieces, all of whose parts are asked for before the first is added: or, where
     registers do not hold those of one piece, some at a time."""
     loads, sums = [], []
-    whole = _registers_of_parts(group, s) <= max(s.accumulators, 16 * 4)
+    whole = _registers_of_parts(group, s) <= min(registers_for_parts(s), max(s.accumulators, 16 * 4))
     for piece in group:
         add = []
         for column in piece.halves:

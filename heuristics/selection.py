@@ -6,21 +6,12 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..cost_model.costs import CYCLES, TIME, cost, power_limited, yardstick
 from ..space import FOR_TIME, Device, Schedule, bottleneck
 from .journal import Measure
 from .noise import Margins, Noise
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One that may win, with its cost and its cycles against a common reference: smaller is better."""
-
-    schedule: Schedule
-    cost: float
-    cycles: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +23,16 @@ class Selection:
     costs: Mapping[Schedule, float]
 
 
-def select(contenders: Sequence[Contender], margins: Margins, incumbent: Schedule | None = None) -> Selection:
-    """The winner of one or more contenders.
+def select(costs: Mapping[Schedule, float], margin: float, incumbent: Schedule | None = None) -> Selection:
+    """The winner among schedules and their costs, one or more.
 
-    Who is within the margin of the cheapest ties with it. A tie goes to the incumbent, then to the fewest cycles, which
-    scatter less than times, then to the name. Cycles have a margin too, lest equal schedules take turns by chance.
+    Who is within the relative `margin` of the cheapest ties with it. A tie goes to the incumbent, otherwise to the
+    cheapest, whom a selection that is repeated wins again or ties with. Equal costs go by name.
     """
-    cheapest = min(contender.cost for contender in contenders)
-    tied = sorted((c for c in contenders if c.cost <= cheapest * (1 + margins.cost)), key=lambda c: c.schedule.name)
-    fewest = min(contender.cycles for contender in tied)
-    frugal = [contender.schedule for contender in tied if contender.cycles <= fewest * (1 + margins.cycles)]
-    names = [contender.schedule for contender in tied]
-    winner = incumbent if incumbent is not None and incumbent in names else frugal[0]
-    return Selection(winner, tuple(s for s in names if s != winner), {c.schedule: c.cost for c in contenders})
+    ranked = sorted(costs, key=lambda s: (costs[s], s.name))
+    tied = [s for s in ranked if costs[s] <= costs[ranked[0]] * (1 + margin)]
+    winner = incumbent if incumbent is not None and incumbent in tied else ranked[0]
+    return Selection(winner, tuple(sorted((s for s in tied if s != winner), key=lambda s: s.name)), costs)
 
 
 def select_final(
@@ -69,15 +57,12 @@ def select_final(
     if not groups:
         return None
     margins = margins_among(correct, {m.policy for m in correct}, device, noise, objective)
-    if stick == CYCLES:
-        times = {schedule: _median(group, TIME) for schedule, group in groups.items()}
-        slowest = min(times.values()) * (1 + margins.cost)
-        groups = {schedule: group for schedule, group in groups.items() if times[schedule] <= slowest}
-        margins = replace(margins, cost=margins.cycles)
-    contenders = [
-        Contender(schedule, _median(group, stick), _median(group, CYCLES)) for schedule, group in groups.items()
-    ]
-    return select(contenders, margins, incumbent)
+    costs = {schedule: _median(group, stick) for schedule, group in groups.items()}
+    if stick != CYCLES:
+        return select(costs, margins.cost, incumbent)
+    times = {schedule: _median(group, TIME) for schedule, group in groups.items()}
+    slowest = min(times.values()) * (1 + margins.cost)
+    return select({s: costs[s] for s in groups if times[s] <= slowest}, margins.cycles, incumbent)
 
 
 def margins_among(

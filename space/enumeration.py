@@ -147,7 +147,7 @@ def _residual_buffers(s: Schedule, problem: Problem, device: Device) -> Iterable
         return [0]
     least = _buffered(s, problem).residual_buffers
     wider = [vary(s, residual_buffers=b) for b in RESIDUAL_BUFFERS if b >= least]
-    return [w.residual_buffers for w in wider if _producer_fits(w) and _fits(w, problem, device)]
+    return [w.residual_buffers for w in wider if _producer_fits(w, problem) and _fits(w, problem, device)]
 
 
 def _buffered(s: Schedule, problem: Problem) -> Schedule:
@@ -180,7 +180,7 @@ def _swap_ab(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     return [
         swap.swap_ab
         for swap in swaps
-        if _fits(_smallest(swap, problem), problem, device) and _producer_fits(_buffered(swap, problem))
+        if _fits(_smallest(swap, problem), problem, device) and _producer_fits(_buffered(swap, problem), problem)
     ]
 
 
@@ -212,13 +212,13 @@ def _stream_k(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
     grid = tile_grid(problem, s)
     enough = grid.ctas * grid.k_blocks >= device.sm_count and grid.k_blocks * 2 * device.sm_count**2 < 2**32
     streamed = vary(s, stream_k=True, reduction="slots")
-    free = not _loads_residual(s, problem) and _producer_fits(streamed)
+    free = not _loads_residual(s, problem) and _producer_fits(streamed, problem)
     possible = enough and free and s.arrangement != PINGPONG and _adds_up(s, "slots", problem, device)
     return [False, True] if possible and _fits(_smallest(streamed, problem), problem, device) else [False]
 
 
-def _producer_fits(s: Schedule) -> bool:
-    return s.producer_regs != 24 or not producer_extras(s)
+def _producer_fits(s: Schedule, problem: Problem) -> bool:
+    return s.producer_regs != 24 or not producer_extras(problem, s)
 
 
 def _split_k(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
@@ -284,7 +284,7 @@ def _cluster_n(s: Schedule, problem: Problem, device: Device) -> Iterable[int]:
 
 def _multicast_kinds(s: Schedule, problem: Problem) -> Iterator[str]:
     kinds = (vary(s, multicast_kind=kind) for kind in (MULTICAST_KINDS if s.multicast else MULTICAST_KINDS[:1]))
-    yield from (kind.multicast_kind for kind in kinds if _producer_fits(kind) and _slices_fit(kind, problem))
+    yield from (kind.multicast_kind for kind in kinds if _producer_fits(kind, problem) and _slices_fit(kind, problem))
 
 
 def _slices_fit(s: Schedule, problem: Problem) -> bool:
@@ -294,6 +294,11 @@ def _slices_fit(s: Schedule, problem: Problem) -> bool:
 
 def _clip_boxes(s: Schedule, problem: Problem, device: Device) -> list[bool]:
     possible = s.load == "tma" and not s.held_blocks and can_clip(problem, s)
+    return [False, True] if possible else [False]
+
+
+def _early_fill(s: Schedule, problem: Problem, device: Device) -> list[bool]:
+    possible = can_fill_early(s) and _producer_fits(vary(s, early_fill=True), problem)
     return [False, True] if possible else [False]
 
 
@@ -334,13 +339,15 @@ def _k_zigzag(s: Schedule, problem: Problem, device: Device) -> Iterable[bool]:
 
 def _evict_first(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     hints = EVICT_FIRST if s.load == "tma" else EVICT_FIRST[:1]
-    return [hint for hint in hints if _producer_fits(vary(s, evict_first=hint))]
+    return [hint for hint in hints if _producer_fits(vary(s, evict_first=hint), problem)]
 
 
 def _dependent_launch(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     launches = DEPENDENT_LAUNCH[problem.overlap if s.load == "tma" or problem.overlap == "none" else "launch"]
     varied = [vary(s, dependent_launch=launch) for launch in launches]
-    return [v.dependent_launch for v in varied if _producer_fits(v) and not (s.held_blocks and not can_hold(v))]
+    return [
+        v.dependent_launch for v in varied if _producer_fits(v, problem) and not (s.held_blocks and not can_hold(v))
+    ]
 
 
 _TILED: Mapping[str, _Domain] = {
@@ -371,7 +378,7 @@ _TILED: Mapping[str, _Domain] = {
     "dependent_launch": _dependent_launch,
     "clip_boxes": _clip_boxes,
     "straight_start": lambda s, p, d: [False, True],
-    "early_fill": lambda s, p, d: [False, True] if can_fill_early(s) else [False],
+    "early_fill": _early_fill,
     "interleave_k": lambda s, p, d: [False, True] if s.split_k > 1 else [False],
     "persistent": lambda s, p, d: _persistent(s),
     "ctas": _ctas,

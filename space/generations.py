@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .problem import Problem
-from .resources import turns_crowd_loop, two_parts_spill
+from .resources import registers_for_parts, turns_crowd_loop, two_parts_spill
 from .schedule import Schedule
 
 
@@ -26,6 +26,10 @@ CHANGES: Mapping[str, Callable[[Problem, Schedule], bool]] = {
     "4": _fits_better,
     # Of a tile whose K is shared, each keeps only what others add up, and loads all that it adds up at once.
     "5": lambda problem, schedule: schedule.reduction == "shares",
+    # No more of them at once than registers hold.
+    "6": lambda problem, schedule: (
+        schedule.reduction == "shares" and registers_for_parts(schedule) < max(schedule.accumulators, 64)
+    ),
 }
 """For each version, whether the kernel of a schedule for a problem is another than that of the version before."""
 

@@ -255,9 +255,10 @@ def register_splits(schedule: Schedule) -> tuple[tuple[int, int], ...]:
     }[schedule.consumers]
 
 
-def producer_extras(schedule: Schedule) -> list[str]:
+def producer_extras(problem: Problem, schedule: Schedule) -> list[str]:
     """What makes the producer need more than 24 registers, found by compiling the space: a walk over shares of
-    k-blocks, peers for both operands, or peers for one together with one of the others."""
+    k-blocks, peers for both operands, or peers for one, or a share of the K of a product of a batch, together with one
+    of the others."""
     if schedule.stream_k:
         return ["stream_k"]
     if schedule.residual_buffers:
@@ -269,6 +270,9 @@ def producer_extras(schedule: Schedule) -> list[str]:
         "dependent_launch": bool(schedule.dependent_launch),
         "a workspace": schedule.workspace,
     }
+    if problem.batched and schedule.split_cluster:
+        extras["early_fill"] = schedule.early_fill
+        return [name for name, used in extras.items() if used]
     return [name for name, used in extras.items() if used and schedule.multicast]
 
 
@@ -306,6 +310,14 @@ def two_parts_spill(problem: Problem, schedule: Schedule) -> bool:
     matrices = fused.gated or fused.residual or fused.aux
     needed = 2 * schedule.accumulators + (48 if matrices else 24)  # beside them, found by compiling the space
     return needed > consumer_registers(schedule, REGISTERS_PER_SM)
+
+
+def registers_for_parts(schedule: Schedule) -> int:
+    """Registers of a consumer thread for parts of a tile on their way, beside its own share of the tile: with the
+    address of each load two for every three (found by compiling the space)."""
+    own = schedule.accumulators // schedule.split_k
+    free = consumer_registers(schedule, REGISTERS_PER_SM) - REGISTER_OVERHEAD - 24 - own
+    return max(32, 2 * free // 3)
 
 
 def turns_crowd_loop(schedule: Schedule) -> bool:

@@ -224,7 +224,7 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield f"registers {s.producer_regs}-{s.consumer_regs} for {s.consumers} consumers: valid are {words}"
     elif s.accumulators > (most := max_accumulators(problem, s, device.registers_per_sm)):
         yield f"{s.accumulators} accumulator registers a thread: valid is at most {most} with this register split"
-    if s.producer_regs == 24 and (extras := producer_extras(s)):
+    if s.producer_regs == 24 and (extras := producer_extras(problem, s)):
         yield f"24 registers for a producer with {' and '.join(extras)}: valid are 0 or 40, 24 would spill"
     if s.ctas:
         resident = device.sm_count

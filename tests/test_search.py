@@ -459,10 +459,7 @@ def test_ties_are_decided_the_same_way() -> None:
     problem = PROBLEMS[1]
     a, b, c = WholeSpace(problem, H200).draft(3, 0)
 
-    def timed(s: Schedule, us: float, cycles: float) -> Measure:
-        return measure_from_json({**measure(problem, s, us).raw, "ratio_cycles": cycles})
-
-    close = [timed(a, 10.0, 1.00), timed(b, 10.02, 1.01), timed(c, 11.0, 1.5)]
+    close = [measure(problem, a, 10.02), measure(problem, b, 10.0), measure(problem, c, 11.0)]
     assert decide(close, H200) == decide(close[::-1], H200) == close[1]
     assert decide(close, H200, incumbent=a) == close[0]
     assert decide(close, H200, incumbent=c) == close[1]
