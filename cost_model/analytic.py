@@ -36,6 +36,7 @@ from ..space.resources import (
     loaded_rows,
     operand_tiles,
     piece_count,
+    tile_columns,
     wgmma_groups,
 )
 
@@ -98,6 +99,9 @@ class Constants:
     intake_bytes_per_ns: float = 330.0
     """Most that one SM asks for. Where rows begin at whole sectors no product was seen to wait for it: 64 x 128 tiles
     of 512 x 2048 x 4096 take in 150 bytes/ns without clusters, and clusters make them no faster."""
+    edge_bytes: float = 64.0
+    """What memory could move otherwise while a sector of D is put together that two tiles write: tiles whose rows in D
+    end inside sectors take 5 to 8 % longer where K is 1024 at most."""
     misaligned: float = 3.19
     """Slow-down of loads from rows that begin at odd multiples of 16 bytes: 4096 x 4096 x 4104 takes a third longer
     than 4096^3 where no CTAs share loads, and no longer where two share the wider operand."""
@@ -273,6 +277,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     crowd = (a_bytes + (0 if s.held_blocks else b_bytes)) * s.stages - c.enough_bytes
     dram_ns = traffic / device.dram_bytes_per_s * 1e9
     dram_ns *= 1 + c.crowding * max(0.0, crowd) / (device.smem_per_cta - c.enough_bytes)
+    edges_ns = _split_sectors(problem, s) * c.edge_bytes / device.dram_bytes_per_s * 1e9
     if once := read_once(grid, s):
         dram_ns *= 1 + c.unhinted * (s.evict_first != once)
     fixed_ns = c.launch_ns + c.latency_ns + (c.cluster_launch_ns if s.cluster_size > 1 else 0.0)
@@ -309,7 +314,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
                 life = c.cta_ns + c.latency_ns + k_blocks * max(alone_ns, ring_ns(alone_ns)) + end
                 busy = _join(c.sharpness, busy, rounds * life + parts_ns)
         zeros = serial_units * k_blocks * outside_ns
-        return _join(c.sharpness, busy + restart_ns, dram_ns) + zeros + fixed_ns
+        return _join(c.sharpness, busy + restart_ns, dram_ns) + zeros + edges_ns + fixed_ns
 
     blocks = grid.ctas * k_blocks
     energy_pj = (
@@ -438,6 +443,14 @@ def _part_ns(problem: Problem, s: Schedule, serial_units: float, c: Constants) -
         added = c.workspace_ns + parts * (c.part_ns + tile_bytes / c.part_bytes_per_ns)
         return added + (c.stream_ns if s.stream_k else 0.0)
     return 0.0
+
+
+def _split_sectors(problem: Problem, s: Schedule) -> int:
+    """Sectors of 32 bytes of D that two tiles write a part of each."""
+    columns = tile_columns(problem, s)
+    if s.swap_ab or columns * OUT_DTYPE_BYTES[problem.out_dtype] % SECTOR_BYTES == 0:
+        return 0
+    return problem.batch * problem.m * (ceil_div(problem.n, columns) - 1)
 
 
 def odd_columns(problem: Problem, s: Schedule) -> bool:
