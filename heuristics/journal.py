@@ -34,6 +34,8 @@ from ..space.rules import read_schedule
 JOURNAL_VERSION = 1
 """Lines with a larger `v` come from a newer tileseek and are skipped."""
 
+LEAST, MOST = 1e-4, 1e12
+"""What is measured lies between, in whatever unit: statistics of other numbers may round to 0, or overflow."""
 
 _FACTS = {"gpu", "generator", "compiler"}
 """The facts of an environment that decide what counts for a table."""
@@ -303,9 +305,9 @@ def _times(value: object) -> tuple[float, ...]:
 
 
 def _positive(value: Any) -> float | None:
-    """A time or a ratio; None for what a candidate that failed has in its place."""
+    """A time or a ratio; None for what a candidate that failed has in its place, or for what nobody measured."""
     number = float(value or 0)
-    return number if 0 < number < math.inf else None
+    return number if LEAST <= number <= MOST else None
 
 
 def _dumps(value: object) -> str:

@@ -124,7 +124,7 @@ def clock_repeats(finals: Iterable[Measure]) -> Repeats | None:
     for m in finals:
         if power_limited(m) and m.ratio_to_ref and m.ratio_cycles:
             # The time of cuBLAS tells the finals of a problem apart.
-            race = races[m.problem, m.policy, m.raw.get("gpu"), m.raw.get("ref_us")]
+            race = races[m.problem, m.policy, str(m.raw.get("gpu")), str(m.raw.get("ref_us"))]
             race[m.schedule] = math.log(m.ratio_to_ref / m.ratio_cycles)
     met: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for (problem, *_), clocks in races.items():

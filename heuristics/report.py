@@ -34,7 +34,7 @@ def report(
         "## Against cuBLAS",
         _winners(table.entries, names),
         _summary(table.entries),
-        *(["## By suite", by_suite(table, suites)] if suites else []),
+        *(["## By suite", rows] if (rows := by_suite(table, suites)) else []),
         "## Coverage",
         _coverage(table, asked),
         "## Measured",
@@ -103,7 +103,8 @@ def _summary(entries: Sequence[Entry]) -> str:
 
 
 def by_suite(table: Table, suites: Mapping[str, Sequence[NamedProblem]]) -> str:
-    """What the finals of each suite come to, in the geometric mean: all, and by layout, type and number of rows."""
+    """What the finals of each suite that has some come to, in the geometric mean: all, and by layout, type and number of
+    rows. Empty where none has any."""
     rows = []
     for suite, problems in suites.items():
         groups: dict[tuple[str, str, int], list[Entry]] = {}
@@ -112,12 +113,13 @@ def by_suite(table: Table, suites: Mapping[str, Sequence[NamedProblem]]) -> str:
             if entry is not None and entry.final:
                 band = bisect_left(_BANDS, problem.m)
                 groups.setdefault((problem.layout, problem.dtype, band), []).append(entry)
-        rows.append([suite, "all", "", "", *_finals([entry for group in groups.values() for entry in group])])
+        if groups:
+            rows.append([suite, "all", "", "", *_finals([entry for group in groups.values() for entry in group])])
         if len(groups) > 1:
             for (layout, dtype, band), entries in sorted(groups.items()):
                 rows.append([suite, layout, dtype, _band(band), *_finals(entries)])
     header = ["suite", "layout", "type", "m", "finals", "vs cuBLAS", "vs best cuBLASLt", "lowest", "highest"]
-    return markdown_table(header, rows)
+    return markdown_table(header, rows) if rows else ""
 
 
 def _finals(entries: Sequence[Entry]) -> list[str]:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..cost_model.costs import CYCLES, TIME, cost, power_limited, yardstick
 from ..space import FOR_TIME, Device, Schedule, bottleneck
@@ -46,7 +46,8 @@ def select_final(
 
     The margins are those of the policies and of the kind of problem. A schedule that was measured several times counts
     by its medians. Where power holds the clock down, who gets the higher clock is chance (`noise.clock_repeats`): there
-    cycles decide, among those that are not slower than the fastest by more than the margin of time.
+    cycles decide, among those that are not slower than the fastest by more than the margin of time. Who is slower costs
+    as much more than the cheapest of those as its time is longer than the fastest.
     """
     correct = [measure for measure in measures if measure.status == "correct"]
     stick = yardstick(correct, objective)
@@ -61,8 +62,10 @@ def select_final(
     if stick != CYCLES:
         return select(costs, margins.cost, incumbent)
     times = {schedule: _median(group, TIME) for schedule, group in groups.items()}
-    slowest = min(times.values()) * (1 + margins.cost)
-    return select({s: costs[s] for s in groups if times[s] <= slowest}, margins.cycles, incumbent)
+    fastest = min(times.values())
+    eligible = {s: costs[s] for s in groups if times[s] <= fastest * (1 + margins.cost)}
+    slower = {s: min(eligible.values()) * times[s] / fastest for s in groups if s not in eligible}
+    return replace(select(eligible, margins.cycles, incumbent), costs=eligible | slower)
 
 
 def margins_among(

@@ -32,6 +32,10 @@ REGISTER_OVERHEAD = 40
 REDUCTION_OVERHEAD = {"slots": 8, "atomic": 8, "cluster": 12, "shares": 28}
 """Registers that adding up the parts of a split K takes beside those (found likewise)."""
 
+MOST_IN_SHARES = 128
+"""Accumulators that a consumer thread has at most where parts are added up by `shares` and an epilogue follows, or one
+warpgroup computes the tile (found likewise: 136 spill with 232 registers, 144 with 255)."""
+
 FUSED_REDUCTION_OVERHEAD = 16
 """Registers that it takes in addition where an epilogue follows."""
 
@@ -257,8 +261,8 @@ def register_splits(schedule: Schedule) -> tuple[tuple[int, int], ...]:
 
 def producer_extras(problem: Problem, schedule: Schedule) -> list[str]:
     """What makes the producer need more than 24 registers, found by compiling the space: a walk over shares of
-    k-blocks, peers for both operands, or peers for one, or a share of the K of a product of a batch, together with one
-    of the others."""
+    k-blocks, peers for both operands; peers for one, or a share of the K of a product of a batch, together with one of
+    the others; or a share of the K of a gate and its up, whose loads differ, together with `evict_first`."""
     if schedule.stream_k:
         return ["stream_k"]
     if schedule.residual_buffers:
@@ -269,11 +273,16 @@ def producer_extras(problem: Problem, schedule: Schedule) -> list[str]:
         "evict_first": bool(schedule.evict_first),
         "dependent_launch": bool(schedule.dependent_launch),
         "a workspace": schedule.workspace,
+        "early_fill": schedule.early_fill,
     }
-    if problem.batched and schedule.split_cluster:
-        extras["early_fill"] = schedule.early_fill
-        return [name for name, used in extras.items() if used]
-    return [name for name, used in extras.items() if used and schedule.multicast]
+    counted: tuple[str, ...] = ()
+    if schedule.multicast:
+        counted = ("evict_first", "dependent_launch", "a workspace")
+    elif schedule.split_cluster and problem.batched:
+        counted = ("evict_first", "dependent_launch", "early_fill")
+    elif schedule.split_cluster and problem.fused.gated:
+        counted = ("evict_first",)
+    return [name for name in counted if extras[name]]
 
 
 def consumer_registers(schedule: Schedule, registers_per_sm: int) -> int:
@@ -296,6 +305,8 @@ def max_accumulators(problem: Problem, schedule: Schedule, registers_per_sm: int
         limit //= 2
     if schedule.threads > 384:
         limit = min(limit, entry - 32)
+    if schedule.reduction == "shares" and (problem.epilogue != "none" or schedule.consumers == 1):
+        limit = min(limit, MOST_IN_SHARES)
     return limit
 
 

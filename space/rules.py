@@ -56,10 +56,11 @@ EPILOGUE_BUFFERS = (1, 2, 4)
 SPLIT_K = (*range(1, 17), 20, 24, 32, 48, 64)
 HELD_BLOCKS = (0, *range(2, 17))
 MAX_CLUSTER = 16
+"""CTAs of the largest cluster of Hopper, which a kernel must ask for beyond 8."""
+
 PAIR = 2
 """CTAs of a cluster that all SMs hold at once: they come in pairs. Of larger ones some SMs are left over."""
 
-"""CTAs of the largest cluster of Hopper, which a kernel must ask for beyond 8."""
 REDUCTIONS = ("cluster", "slots", "atomic", "shares")
 EVICT_FIRST = ("", "a", "b")
 RESIDUAL_BUFFERS = (0, 1, 2, 4)
@@ -288,7 +289,8 @@ def _held(problem: Problem, s: Schedule) -> Iterator[str]:
     held = f"held_blocks {s.held_blocks}"
     blocks = tile_grid(problem, s).k_blocks
     if s.held_blocks != blocks:
-        yield f"{held} of {blocks} k-blocks: valid is all of them, or 0"
+        valid = f"{blocks} or 0" if blocks in HELD_BLOCKS else "0"
+        yield f"{held} of {blocks} k-blocks: valid is {valid}"
     if s.stages > s.held_blocks:
         # A k-block that is replaced has then been handed back with its stage.
         yield f"{held} with {s.stages} stages: valid are at most as many stages"

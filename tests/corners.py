@@ -41,6 +41,11 @@ CORNERS: Mapping[str, tuple[Problem, Mapping[str, Any]]] = {
         Problem(1024, 1024, 4096, epilogue="bias+gelu", layout="tn"),
         {"arrangement": "coop", "consumers": 1, "tile_m": 192, "tile_n": 112, **IN_SLOTS},
     ),
+    "shares and an epilogue": (
+        Problem(256, 512, 8192, epilogue="bias_m+relu"),
+        {"arrangement": "coop", "consumers": 1, "tile_m": 128, "tile_n": 128, "stream_k": False, "split_k": 8}
+        | {"reduction": "shares", "epilogue_n": 16},
+    ),
     "parts in a cluster": (
         Problem(1024, 1024, 8192),
         {"arrangement": "coop", "consumers": 1, "tile_m": 192, "tile_n": 128, "stream_k": False, "split_k": 7},
@@ -55,6 +60,10 @@ CORNERS: Mapping[str, tuple[Problem, Mapping[str, Any]]] = {
         {"arrangement": "pp", "tile_m": 128, "tile_n": WIDEST, "cluster_n": 1, "clip_boxes": True},
     ),
     "gate": (Problem(4096, 8192, 4096, epilogue="silu+gated"), {"arrangement": "pp", "tile_m": 128, "tile_n": WIDEST}),
+    "gate that shares K": (
+        Problem(1024, 1024, 2048, epilogue="silu+gated", layout="tn"),
+        {"arrangement": "coop", "consumers": 2, "split_k": 2, "reduction": "cluster", "evict_first": "b"},
+    ),
     "residual after an activation": (
         Problem(4096, 4096, 4096, layout="nn", epilogue="scale_m+alpha+silu+residual+beta"),
         {"arrangement": "coop", "consumers": 2, "tile_m": 256, "tile_n": WIDEST},

@@ -119,6 +119,11 @@ def test_what_is_sampled_for_a_gate_is_valid(epilogue: str, layout: str, m: int)
         ({"tile_n": 192}, "nn", "valid are multiples of 128"),
         ({"tile_n": 32}, "nt", "epilogue_n 32 for tile_n 32 in two halves"),
         ({"store": "direct", "epilogue_n": 64}, "nt", "direct stores"),
+        (
+            {"cluster_m": 1, "split_k": 2, "evict_first": "b", "producer_regs": 24, "consumer_regs": 240},
+            "nt",
+            "24 registers for a producer with evict_first",
+        ),
     ],
 )
 def test_each_rule_of_a_gate(changes: dict[str, object], layout: str, reason: str) -> None:

@@ -143,6 +143,8 @@ def test_packed_journal_cut_off(tmp_path: Path, size: int) -> None:
         json.dumps({"v": 1, **measure_line(status=None)}),
         json.dumps({"v": 1, **measure_line(times_us=[0.0, 0.0, 0.0])}),
         json.dumps({"v": 1, **measure_line(times_us="12")}),
+        json.dumps({"v": 1, **measure_line(times_us=[1e308, 1e-308, 1.0])}),
+        json.dumps({"v": 1, **measure_line(median_us=1e-308)}),
         json.dumps({"v": 1, **measure_line(problem={"m": 0})}),
         json.dumps({"v": 1, **measure_line(problem={**PROBLEM.to_json(), "k": -1})}),
         json.dumps({"v": 1, **measure_line(schedule={**SCHEDULE.to_json(), "unknown": 1})}),

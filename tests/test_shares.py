@@ -125,6 +125,19 @@ def test_each_rule_names_the_value_it_refuses(changes: dict[str, Any], reason: s
     assert any(reason in words for words in violations(LONG, replace(SHARES, **changes), H200))
 
 
+@pytest.mark.parametrize(("arrangement", "epilogue"), [("coop1", "none"), ("coop1", "bias"), ("coop2", "bias")])
+def test_parts_need_registers_beside_large_tiles(arrangement: str, epilogue: str) -> None:
+    problem = Problem(256, 512, 8192, epilogue=epilogue)
+    rows, registers = {"coop1": (128, "0-0"), "coop2": (256, "40-232")}[arrangement]
+
+    def reasons(columns: int) -> list[str]:
+        name = f"{arrangement}_{rows}x{columns}x64_s3_w0_c1x2_tile_rn1_reg{registers}_tma16x1_k4_shares"
+        return violations(problem, Schedule.parse(name), H200)
+
+    assert reasons(128) == []
+    assert reasons(136) == ["136 accumulator registers a thread: valid is at most 128 with this register split"]
+
+
 def test_the_draft_tries_it_where_few_tiles_have_a_long_k() -> None:
     assert "shares" in {s.reduction for s in draft(LONG, H200, 40)}
 
