@@ -103,8 +103,8 @@ def _summary(entries: Sequence[Entry]) -> str:
 
 
 def by_suite(table: Table, suites: Mapping[str, Sequence[NamedProblem]]) -> str:
-    """What the finals of each suite that has some come to, in the geometric mean: all, and by layout, type and number of
-    rows. Empty where none has any."""
+    """What the finals of each suite that has some come to, in the geometric mean: all, and by layout, type and rows.
+    Empty where none has any."""
     rows = []
     for suite, problems in suites.items():
         groups: dict[tuple[str, str, int], list[Entry]] = {}
