@@ -112,7 +112,7 @@ def _add_shares(problem: Problem, s: Schedule, group: list[Piece]) -> list[str]:
     """Lines that add and store a group of pieces, all of whose parts are asked for before the first is added: or, where
     registers do not hold those of one piece, some at a time."""
     loads, sums = [], []
-    whole = _registers_of_parts(group, s) <= min(registers_for_parts(s), max(s.accumulators, 16 * 4))
+    whole = _registers_of_parts(group, s) <= registers_for_parts(s)
     for piece in group:
         add = []
         for column in piece.halves:

@@ -71,13 +71,13 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         if s.dependent_launch:
             lines.append("      wait_for_dependencies();")
         counter, ahead = "filled", _own(problem, s) if s.early_fill else []
+    expected = f"fresh ? {arriving} : A_STAGE" if s.held_blocks else arriving
     begin = [
         "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
-        f"          mbarrier_expect(full + 8 * ring.stage, {arriving});",
+        f"          mbarrier_expect(full + 8 * ring.stage, {expected});",
     ]
     load = {name: f"          load_{name}(ring.stage, column, {corner[name]});" for name in "ab"}
     if s.held_blocks:
-        begin[1] = "          mbarrier_expect(full + 8 * ring.stage, fresh ? A_STAGE + B_STAGE : A_STAGE);"
         load["b"] = f"          if (fresh) load_b(ring.stage, block, column, {corner['b']});"
     fill = [*begin, *load.values()]
     if ahead:
@@ -140,7 +140,7 @@ def early_fill(problem: Problem, s: Schedule) -> list[str]:
         "  for (; filled < STAGES && filled < k_blocks; ++filled) {",
         f"    mbarrier_expect(full + 8 * filled, {_arriving(s)});",
         *(
-            f"    load_{name}(filled, {'filled, ' * held(s, name)}{block} * TILE_K, {corner_of(problem, name)});"
+            f"    load_{name}(filled, {'filled, ' * _held(s, name)}{block} * TILE_K, {corner_of(problem, name)});"
             for name in _own(problem, s)
         ),
         "  }",
@@ -149,7 +149,7 @@ def early_fill(problem: Problem, s: Schedule) -> list[str]:
     ]
 
 
-def held(s: Schedule, name: str) -> bool:
+def _held(s: Schedule, name: str) -> bool:
     """Whether an operand of the kernel stays in shared memory from tile to tile."""
     return name == "b" and s.held_blocks > 0
 
@@ -200,7 +200,7 @@ def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) ->
         "b": ("cluster_row", f"{2**s.cluster_m - 1}u << (cluster_column * CLUSTER_M)"),
     }[name]
     lines = []
-    place = "block" if held(s, name) else "stage"
+    place = "block" if _held(s, name) else "stage"
     target = f"smem + SMEM_{upper} + {place} * {upper}_STAGE + slab * {upper}_SLAB"
     # The coordinates across and along a slab.
     across, along = ("column", "row") if tile.k_major else ("row", "column")
@@ -237,7 +237,7 @@ def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) ->
     ]
     return [
         *lines,
-        f"      auto load_{name} = [&](u32 stage, {'int block, ' * held(s, name)}int column, int row"
+        f"      auto load_{name} = [&](u32 stage, {'int block, ' * _held(s, name)}int column, int row"
         f"{', int product' * problem.batched}) {{",
         *first,
         "        #pragma unroll",

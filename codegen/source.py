@@ -353,7 +353,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     arguments += [f"const unsigned short* {name}, " + _pitches(problem, name) for name in by_threads]
     identity = [
         "  constexpr int cluster_row = 0, cluster_column = 0;",
-        "  const int first_tile = blockIdx.x, tile_step = gridDim.x;",
+        *([] if s.held_blocks else ["  const int first_tile = blockIdx.x, tile_step = gridDim.x;"]),
     ]
     share = ["  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
     ready: list[str] = []
@@ -375,8 +375,6 @@ def _kernel(problem: Problem, s: Schedule) -> str:
                 "  }",
                 "  cluster_wait();",
             ]
-    if s.held_blocks:
-        identity = identity[:1]
     if s.split_cluster:
         identity = [
             "  constexpr int cluster_row = 0, cluster_column = 0;",

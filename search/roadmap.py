@@ -90,6 +90,8 @@ _COOPERATIVE = {"arrangement": "coop", "consumers": 2, "tile_m": 128, "tile_k": 
 _PINGPONG = {"arrangement": "pp", "consumers": 2, "tile_m": 128, "tile_k": 64}
 _SPLITTABLE = {"arrangement": "coop", "consumers": 1, "tile_m": 64, "tile_n": 64, "tile_k": 128, "stages": 4}
 _NO_CLUSTER = {"cluster_m": 1, "cluster_n": 1, "multicast_kind": "slice"}
+_ONE_TILE = {"persistent": False, "k_zigzag": False, "ctas": 0, **_NO_CLUSTER}
+_NARROW_CHUNKS = {"store": "tma", "epilogue_n": 16, "epilogue_buffers": 2}
 _WALK = {"raster": "m", "swizzle": 8, "serpentine": False, "k_zigzag": False}
 _REGISTERS = {"producer_regs": 40, "consumer_regs": 232}
 
@@ -315,7 +317,7 @@ ROWS: Sequence[Row] = (
         ],
         off={"split_k": 1, "reduction": "cluster"},
         problems=["one_tile", "decode_16"],
-        given={**_SPLITTABLE, "persistent": False, "k_zigzag": False, "ctas": 0, **_NO_CLUSTER, "stream_k": False},
+        given={**_SPLITTABLE, **_ONE_TILE, "stream_k": False},
     ),
     Row(
         "split-K",
@@ -324,8 +326,8 @@ ROWS: Sequence[Row] = (
         on=[{"reduction": "shares"}],
         off={"reduction": "slots"},
         problems=["one_tile"],
-        given={**_COOPERATIVE, "tile_n": 128, "stages": 5, "split_k": 32, "persistent": False, "k_zigzag": False,
-               "ctas": 0, **_NO_CLUSTER, **_REGISTERS, "store": "tma", "epilogue_n": 16, "epilogue_buffers": 2},
+        given={**_COOPERATIVE, "tile_n": 128, "stages": 5, "split_k": 32, **_ONE_TILE, **_REGISTERS,
+               **_NARROW_CHUNKS},
     ),
     Row(
         "split-K",
@@ -334,9 +336,8 @@ ROWS: Sequence[Row] = (
         on=[{"exchange_in_ring": True}, {"exchange_in_ring": True, "stages": 6}],
         off={"exchange_in_ring": False},
         problems=["few_tiles"],
-        given={**_COOPERATIVE, "tile_n": 144, "stages": 5, "split_k": 3,
-               "reduction": "cluster", "persistent": False, "k_zigzag": False, "ctas": 0, **_NO_CLUSTER, **_REGISTERS,
-               "swap_ab": False, "stream_k": False, "store": "tma", "epilogue_n": 16, "epilogue_buffers": 2},
+        given={**_COOPERATIVE, "tile_n": 144, "stages": 5, "split_k": 3, "reduction": "cluster", "swap_ab": False,
+               **_ONE_TILE, **_REGISTERS, **_NARROW_CHUNKS},
     ),
     Row(
         "split-K",
@@ -345,8 +346,7 @@ ROWS: Sequence[Row] = (
         on=[{"interleave_k": True}],
         off={"interleave_k": False},
         problems=["one_tile", "decode_16"],
-        given={**_SPLITTABLE, "split_k": 4, "reduction": "cluster", "persistent": False, "k_zigzag": False, "ctas": 0,
-               **_NO_CLUSTER, "stream_k": False},
+        given={**_SPLITTABLE, "split_k": 4, "reduction": "cluster", **_ONE_TILE, "stream_k": False},
     ),
     Row(
         "short K",

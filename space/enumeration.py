@@ -345,9 +345,7 @@ def _evict_first(s: Schedule, problem: Problem, device: Device) -> Iterable[str]
 def _dependent_launch(s: Schedule, problem: Problem, device: Device) -> Iterable[str]:
     launches = DEPENDENT_LAUNCH[problem.overlap if s.load == "tma" or problem.overlap == "none" else "launch"]
     varied = [vary(s, dependent_launch=launch) for launch in launches]
-    return [
-        v.dependent_launch for v in varied if _producer_fits(v, problem) and not (s.held_blocks and not can_hold(v))
-    ]
+    return [v.dependent_launch for v in varied if _producer_fits(v, problem) and (not s.held_blocks or can_hold(v))]
 
 
 _TILED: Mapping[str, _Domain] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from .problem import Problem
-from .resources import registers_for_parts, turns_crowd_loop, two_parts_spill
+from .resources import registers_for_parts, turns_crowd_loop, two_parts_spill, wanted_for_parts
 from .schedule import Schedule
 
 
@@ -28,7 +28,7 @@ CHANGES: Mapping[str, Callable[[Problem, Schedule], bool]] = {
     "5": lambda problem, schedule: schedule.reduction == "shares",
     # No more of them at once than registers hold.
     "6": lambda problem, schedule: (
-        schedule.reduction == "shares" and registers_for_parts(schedule) < max(schedule.accumulators, 64)
+        schedule.reduction == "shares" and registers_for_parts(schedule) < wanted_for_parts(schedule)
     ),
 }
 """For each version, whether the kernel of a schedule for a problem is another than that of the version before."""

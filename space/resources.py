@@ -323,12 +323,18 @@ def two_parts_spill(problem: Problem, schedule: Schedule) -> bool:
     return needed > consumer_registers(schedule, REGISTERS_PER_SM)
 
 
+def wanted_for_parts(schedule: Schedule) -> int:
+    """Registers of a consumer thread that parts of a tile on their way are given where there are enough: as many as
+    sums have, or sixteen loads."""
+    return max(schedule.accumulators, 16 * 4)
+
+
 def registers_for_parts(schedule: Schedule) -> int:
-    """Registers of a consumer thread for parts of a tile on their way, beside its own share of the tile: with the
-    address of each load two for every three (found by compiling the space)."""
+    """Those that they get, beside the thread's own share of the tile: with the address of each load two for every three
+    (found by compiling the space)."""
     own = schedule.accumulators // schedule.split_k
     free = consumer_registers(schedule, REGISTERS_PER_SM) - REGISTER_OVERHEAD - 24 - own
-    return max(32, 2 * free // 3)
+    return min(wanted_for_parts(schedule), max(32, 2 * free // 3))
 
 
 def turns_crowd_loop(schedule: Schedule) -> bool:
