@@ -94,7 +94,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         "      bool backwards = false;",
         *("      " + line for line in loop(s)),
         "        const Position at = tile_position(tile, walk);",
-        *(["        " + line for line in _fresh(problem)] if s.held_blocks else []),
+        *("        " + line for line in _fresh(problem, s)),
         "        #pragma unroll 1",
         "        for (int block = 0; block < k_blocks; ++block) {",
         f"          const int column = ({first}(backwards ? k_blocks - 1 - block : block)) * TILE_K;",
@@ -113,10 +113,13 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     return "\n".join(lines)
 
 
-def _fresh(problem: Problem) -> list[str]:
-    """Lines that tell whether the column of B is another than that of the tile before."""
+def _fresh(problem: Problem, s: Schedule) -> list[str]:
+    """Lines that tell whether the column of a B that is held is another than that of the tile before."""
+    if not s.held_blocks:
+        return []
     column = "at.batch * tiles_n + at.n" if problem.batched else "at.n"
-    return [f"const int tile_column = {column};", "const bool fresh = tile_column != held;", "held = tile_column;"]
+    lines = [f"const int tile_column = {column};", "const bool fresh = tile_column != held;", "held = tile_column;"]
+    return lines + (_READ_OUT if s.stages > s.held_blocks else [])
 
 
 def loads(problem: Problem, s: Schedule) -> list[str]:
@@ -168,6 +171,17 @@ _CLIPPED = [
     "// Rows of a tile outside the matrix are not loaded. What was left there, NaN or not, reaches only",
     "// rows or columns of the accumulators that are never stored.",
 ]
+
+
+_READ_OUT = [
+    "if (fresh) {",
+    "  // The ring is deeper than the column: nothing of the last one is replaced before all of it has been read.",
+    "  Ring<STAGES> ahead = ring;",
+    "  for (int left = STAGES; left > 0; --left, ahead.next())",
+    "    mbarrier_wait(empty + 8 * ahead.stage, ahead.parity ^ 1);",
+    "}",
+]
+"""Otherwise a k-block that is replaced has been handed back with its stage."""
 
 
 _DRAIN = [

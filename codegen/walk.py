@@ -112,24 +112,28 @@ struct Work {
 """
 
 
-def _split_work(interleaved: bool) -> str:
+def _split_work(s: Schedule) -> str:
     """`work` where SPLIT_K CTAs share the K of each tile, in stretches or in turn."""
     comment, first = "", "first, end - first"
     share = """\
   const int first = all_blocks * part / SPLIT_K;
   const int end = all_blocks * (part + 1) / SPLIT_K;"""
-    if interleaved:
+    if s.interleave_k:
         comment, first = (
             "// The parts of a tile take its k-blocks in turn: what they load at a time lies side by side.\n",
             "part, blocks",
         )
         share = "  const int blocks = (all_blocks - part + SPLIT_K - 1) / SPLIT_K;"
+    tile, part, last = "index / SPLIT_K", "index % SPLIT_K", "tile < tiles"
+    if s.parts_apart:
+        comment += "// Neighbours take the same part of different tiles: L2 answers their loads of a line together.\n"
+        tile, part, last = "index % tiles", "index / tiles", "part < SPLIT_K"
     return f"""\
 {comment}__device__ __forceinline__ Work work(int unit, int worker, int workers, int tiles, int all_blocks) {{
   const int index = worker + unit * workers;
-  const int tile = index / SPLIT_K, part = index % SPLIT_K;
+  const int tile = {tile}, part = {part};
 {share}
-  return {{tile < tiles ? tile : -1, {first}, part, SPLIT_K, tile * SPLIT_K, tile * SPLIT_K + 1}};
+  return {{{last} ? tile : -1, {first}, part, SPLIT_K, tile * SPLIT_K, tile * SPLIT_K + 1}};
 }}"""
 
 
@@ -187,7 +191,7 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     position = _tile_position(problem.batched)
     if not s.workspace:
         return [position]
-    return [position, _WORK + (_STREAM_WORK if s.stream_k else _split_work(s.interleave_k))]
+    return [position, _WORK + (_STREAM_WORK if s.stream_k else _split_work(s))]
 
 
 def product(pointer: str, problem: Problem) -> str:

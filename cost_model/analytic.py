@@ -48,6 +48,9 @@ HELD = {3: 37, 5: 22, 6: 17, 9: 9}
 """Clusters that H200s held where those GPCs would allow more: with one more, split K takes two waves, half as long
 again."""
 
+NEIGHBOURS = 8
+"""CTAs launched one after the other whose loads of the same lines L2 answers together."""
+
 SECTOR_BYTES = 32
 """What L2 hands out at least."""
 
@@ -85,31 +88,33 @@ class Constants:
     """The same with one group left in flight."""
     handover_cycles: float = 17.0
     """Lost per k-block by consumers that share a tile: k-blocks of 128 gain 1 to 3 % over 64."""
-    latency_ns: float = 700.0
+    latency_ns: float = 780.0
     """From freeing a stage to its next contents under load: decode with 2, 3, 4 stages takes 0.93, 0.52, 0.41 us
     a k-block (times of another kernel)."""
     kept: float = 0.7
     """Part of a k-block's time that a stage is kept longer with one group left in flight."""
-    odd_columns: float = 1.38
+    odd_columns: float = 1.2
     """Slow-down of products whose columns lie along the rows of their operand, where the tile is no multiple of 16
     columns: 0 to 50 %."""
-    outside_ns: float = 2.1
+    outside_ns: float = 1.7
     """A row of 128 bytes outside the matrix, which TMA fills with zeros before it goes on: in tiles of 64 rows, 16
     take up to twice as long as with the operands swapped."""
-    intake_bytes_per_ns: float = 330.0
+    intake_bytes_per_ns: float = 185.0
     """Most that one SM asks for. Where rows begin at whole sectors no product was seen to wait for it: 64 x 128 tiles
     of 512 x 2048 x 4096 take in 150 bytes/ns without clusters, and clusters make them no faster."""
     edge_bytes: float = 64.0
     """What memory could move otherwise while a sector of D is put together that two tiles write: tiles whose rows in D
     end inside sectors take 5 to 8 % longer where K is 1024 at most."""
-    misaligned: float = 3.19
+    misaligned: float = 1.8
     """Slow-down of loads from rows that begin at odd multiples of 16 bytes: 4096 x 4096 x 4104 takes a third longer
     than 4096^3 where no CTAs share loads, and no longer where two share the wider operand."""
     straddling: float = 1.31
     """Slow-down of loads that bring 256 bytes into L2 where rows do not begin at multiples of 128: kernels take 5 % and
     more longer than with 128, 10 to 15 % where rows begin inside sectors."""
-    l2_bytes_per_ns: float = 23000.0
+    l2_bytes_per_ns: float = 9500.0
     """L2 reads of all SMs, as they act on the time: several SMs ask for most lines at about the same time."""
+    multicast_together: float = 1.5
+    """Loads for several CTAs of a cluster that L2 answers together, on average."""
     l2_share: float = 0.842
     """Size of the L2 as it acts, in its real size: CTAs walk along K together, so that a wave needs less than the whole
     panels by which traffic is counted."""
@@ -262,6 +267,8 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     first, second = s.operands
     a_cost, b_cost = _row_cost(problem, s, first, c), _row_cost(problem, s, second, c)
     asked = a_bytes / s.cluster_n * a_cost + b_bytes / s.cluster_m * b_cost
+    a_together, b_together = asked_together(grid, s, units, c)
+    handed_out = a_bytes / s.cluster_n * a_cost / a_together + b_bytes / s.cluster_m * b_cost / b_together
     block = _tensor_cycles(s, device, element, c)
     if odd_columns(problem, s):
         block *= c.odd_columns
@@ -271,7 +278,7 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     outside = _rows_outside(problem, s, rows, columns) * s.tile_k * element / SWIZZLE_BYTES
     outside_ns = sharing * outside * c.outside_ns
     intake_ns = sharing * asked / c.intake_bytes_per_ns
-    l2_ns = running * asked / c.l2_bytes_per_ns
+    l2_ns = running * handed_out / c.l2_bytes_per_ns
 
     traffic = dram_traffic(problem, s, grid, resident, device, c)
     crowd = (a_bytes + (0 if s.held_blocks else b_bytes)) * s.stages - c.enough_bytes
@@ -456,6 +463,29 @@ def _split_sectors(problem: Problem, s: Schedule) -> int:
 def odd_columns(problem: Problem, s: Schedule) -> bool:
     """Whether the operand of the tile's columns is not K-major and the tile is no multiple of 16 columns."""
     return s.tile_n % 16 == 8 and (problem.a_major if s.swap_ab else problem.b_major) != "k"
+
+
+def asked_together(grid: TileGrid, s: Schedule, units: int, c: Constants) -> tuple[float, float]:
+    """CTAs that ask for a tile of the kernel's A, and of its B, at one time, so that L2 hands it out once.
+
+    Those are neighbours in the order of launch, and none where CTAs share loads already: a load for several is never
+    put together with another.
+    """
+    if s.multicast:
+        return c.multicast_together, c.multicast_together
+    # CTAs of a cluster come side by side, each with its part of K, and clusters one after the other.
+    tiles = NEIGHBOURS / (1 if s.split_cluster or s.parts_apart else grid.parts)
+    tiles = max(1.0, min(tiles, units / grid.parts))
+    fast_tiles, slow_tiles = (grid.m, grid.n) if s.raster == "m" else (grid.n, grid.m)
+    width = min(s.swizzle, fast_tiles)
+    fast = min(float(width), tiles)
+    steps = tiles / width
+    # Neighbours that do not fill whole rows of the band begin and end inside one.
+    slow = steps if steps >= 1 and steps == int(steps) else steps + 1 - 1 / width
+    if slow > slow_tiles:
+        fast, slow = min(float(fast_tiles), tiles / slow_tiles), float(slow_tiles)
+    fast_together, slow_together = max(1.0, tiles / fast), max(1.0, tiles / slow)
+    return (fast_together, slow_together) if s.raster == "m" else (slow_together, fast_together)
 
 
 def read_once(grid: TileGrid, s: Schedule) -> str:

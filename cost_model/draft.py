@@ -192,7 +192,7 @@ def _in_clusters(s: Schedule, problem: Problem, device: Device) -> Iterator[Sche
     if s.arrangement == GEMV or s.load != "tma" or s.stream_k or s.dealt or not (s.persistent or s.workspace):
         return
     for m, n in CLUSTERS[1:]:
-        gathered = vary(s, cluster_m=m, cluster_n=n)
+        gathered = vary(s, cluster_m=m, cluster_n=n, parts_apart=False)
         if s.split_k > 1:
             most = clusters_at_once(m * n, device) // tile_grid(problem, gathered).clusters
             gathered = vary(gathered, split_k=max((k for k in SPLIT_K if k <= min(most, s.split_k)), default=1))
@@ -251,11 +251,12 @@ def _shared_k(s: Schedule, problem: Problem, device: Device) -> Iterator[Schedul
     alone += [deep for each in alone if (deep := _deepened(each, problem, device))]
     for part in _parts(s):
         for k in fitting[-1:]:
-            split = vary(part, split_k=k, persistent=False)
+            split = vary(part, split_k=k, persistent=False, parts_apart=grid.clusters > 1)
             alone += [vary(split, reduction=reduction) for reduction in ("slots", "atomic")]
             alone.append(vary(split, reduction="shares", epilogue_n=16))
         for k in twice[-1:]:
-            for crowded in _crowded(vary(part, split_k=k, reduction="slots"), problem, device):
+            split = vary(part, split_k=k, reduction="slots", parts_apart=grid.clusters > 1)
+            for crowded in _crowded(split, problem, device):
                 yield from (crowded, vary(crowded, reduction="atomic"))
     yield from (ringed for each in alone if (ringed := _with_ring(each, problem, device)).stages > 1)
 
@@ -323,7 +324,7 @@ def _with_ring(s: Schedule, problem: Problem, device: Device, spare: int = 0) ->
     ring = operand_tiles(problem, s)[: 1 if s.held_blocks else None]
     free = device.smem_per_cta - spare - shared_memory(problem, s).total
     stages = s.stages + free // sum(tile.stage_bytes for tile in ring)
-    return vary(s, stages=min(s.held_blocks or _STAGES, _STAGES, stages))
+    return vary(s, stages=min(_STAGES, stages))
 
 
 def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[float, Schedule]]:

@@ -83,6 +83,7 @@ FEATURES = (
     "l2_per_dram",
     "exchange_in_ring",
     "held_blocks",
+    "parts_apart",
 )
 """The names, in the order of `features`, in which trees number them."""
 
@@ -142,6 +143,7 @@ def of_schedule(s: Schedule) -> dict[str, float]:
         "interleave_k": s.interleave_k,
         "exchange_in_ring": s.exchange_in_ring,
         "held_blocks": s.held_blocks,
+        "parts_apart": s.parts_apart,
         "stream_k": s.stream_k,
         "slots": s.reduction == "slots",
         "atomic": s.reduction == "atomic",

@@ -349,6 +349,15 @@ ROWS: Sequence[Row] = (
         given={**_SPLITTABLE, "split_k": 4, "reduction": "cluster", **_ONE_TILE, "stream_k": False},
     ),
     Row(
+        "split-K",
+        "neighbours take the same part of different tiles",
+        "L2 answers their loads of a line together; the parts of one tile have no line in common.",
+        on=[{"parts_apart": True}],
+        off={"parts_apart": False},
+        problems=["one_tile"],
+        given={**_SPLITTABLE, "split_k": 8, "reduction": "atomic", **_ONE_TILE, "stream_k": False},
+    ),
+    Row(
         "short K",
         "the column operand stays in shared memory",
         "Half of what an SM takes in of a short K, and of the energy that takes; leaves fewer stages.",

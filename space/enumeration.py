@@ -56,6 +56,7 @@ from .rules import (
     TILE_N,
     can_fill_early,
     can_hold,
+    can_part,
     epilogue_ns,
     fetches_residual,
     split_too_far,
@@ -370,7 +371,7 @@ _TILED: Mapping[str, _Domain] = {
     "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s, p, d)}),
     "cluster_n": _cluster_n,
     "multicast_kind": lambda s, p, d: _multicast_kinds(s, p),
-    "stages": lambda s, p, d: [n for n in _fitting("stages", STAGES, s, p, d) if n <= (s.held_blocks or n)],
+    "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
     "mma_in_flight": lambda s, p, d: [0] if p.accumulate == PROMOTED else MMA_IN_FLIGHT,
     "evict_first": _evict_first,
     "dependent_launch": _dependent_launch,
@@ -378,6 +379,9 @@ _TILED: Mapping[str, _Domain] = {
     "straight_start": lambda s, p, d: [False, True],
     "early_fill": _early_fill,
     "interleave_k": lambda s, p, d: [False, True] if s.split_k > 1 else [False],
+    "parts_apart": lambda s, p, d: (
+        [False, True] if can_part(s) and _producer_fits(vary(s, parts_apart=True), p) else [False]
+    ),
     "persistent": lambda s, p, d: _persistent(s),
     "ctas": _ctas,
     "raster": _raster,
@@ -512,6 +516,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "interleave_k": (False, True),
     "exchange_in_ring": (False, True),
     "held_blocks": HELD_BLOCKS,
+    "parts_apart": (False, True),
 }
 
 

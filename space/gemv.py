@@ -77,6 +77,7 @@ FIXED: Mapping[str, Any] = {
     "interleave_k": False,
     "exchange_in_ring": False,
     "held_blocks": 0,
+    "parts_apart": False,
     "load": "tma",
 }
 """Fields that mean nothing here, with their only valid values."""

@@ -261,12 +261,15 @@ def register_splits(schedule: Schedule) -> tuple[tuple[int, int], ...]:
 
 def producer_extras(problem: Problem, schedule: Schedule) -> list[str]:
     """What makes the producer need more than 24 registers, found by compiling the space: a walk over shares of
-    k-blocks, peers for both operands; peers for one, or a share of the K of a product of a batch, together with one of
-    the others; or a share of the K of a gate and its up, whose loads differ, together with `evict_first`."""
+    k-blocks, or over parts of tiles that are launched apart; peers for both operands; peers for one, or a share of the
+    K of a product of a batch, together with one of the others; or a share of the K of a gate and its up, whose loads
+    differ, together with `evict_first`."""
     if schedule.stream_k:
         return ["stream_k"]
     if schedule.residual_buffers:
         return ["residual_buffers"]
+    if schedule.parts_apart:
+        return ["parts_apart"]
     if schedule.cluster_m > 1 and schedule.cluster_n > 1:
         return ["a cluster along both axes"]
     extras = {

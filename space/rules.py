@@ -53,7 +53,9 @@ COPIED_BYTES = 2
 STORES = ("tma", "direct", "copy")
 EPILOGUE_N = (16, 32, 64)
 EPILOGUE_BUFFERS = (1, 2, 4)
-SPLIT_K = (*range(1, 17), 20, 24, 32, 48, 64)
+SPLIT_K = (*range(1, 17), 18, 20, 22, 24, 26, 30, 32, 33, 40, 44, 48, 60, 64, 66)
+"""Up to 16 all; beyond, those by which few tiles fill the 132 SMs of an H200, or the 120 in clusters of 4 and 8."""
+
 HELD_BLOCKS = (0, *range(2, 17))
 MAX_CLUSTER = 16
 """CTAs of the largest cluster of Hopper, which a kernel must ask for beyond 8."""
@@ -291,9 +293,6 @@ def _held(problem: Problem, s: Schedule) -> Iterator[str]:
     if s.held_blocks != blocks:
         valid = f"{blocks} or 0" if blocks in HELD_BLOCKS else "0"
         yield f"{held} of {blocks} k-blocks: valid is {valid}"
-    if s.stages > s.held_blocks:
-        # A k-block that is replaced has then been handed back with its stage.
-        yield f"{held} with {s.stages} stages: valid are at most as many stages"
     if not can_hold(s):
         yield f"{held} with clusters, a shared K, copies or early weights: valid is 0"
     if not s.persistent or s.raster != "m":
@@ -343,6 +342,8 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
         yield f"exchange_in_ring with {s.residual_buffers} residual buffers: valid is False"
     if s.interleave_k and s.split_k == 1:
         yield "interleave_k without split_k: valid is False"
+    if s.parts_apart and not can_part(s):
+        yield "parts_apart where CTAs share loads, or no K in device memory: valid is False"
     if not shared:
         if s.workspace:
             yield f"reduction {s.reduction} of whole tiles: valid is cluster, the default, which then does nothing"
@@ -372,6 +373,12 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
         if s.split_k > MAX_CLUSTER:
             yield f"split_k {s.split_k} of a cluster: valid is at most {MAX_CLUSTER}"
         yield from _dealt(s)
+
+
+def can_part(s: Schedule) -> bool:
+    """Whether the CTAs that share the K of a tile may be launched apart: in a cluster they come together, and loads
+    for several CTAs are never put together with others."""
+    return s.split_k > 1 and s.workspace and not s.multicast
 
 
 def split_too_far(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:

@@ -112,6 +112,10 @@ class Schedule:
     """All k-blocks of the tile's column operand, which then stay in shared memory while a CTA walks along a column of
     tiles, a stretch of neighbours: the ring is for the row operand alone. 0: the ring is for both."""
 
+    parts_apart: bool = False
+    """CTAs launched one after the other take the same share of K of neighbouring tiles, so that L2 answers their loads
+    of the same lines together; otherwise they take the shares of one tile, which have no line in common."""
+
     load: str = "tma"
     """`tma`: one thread has the copy engine load operands; `copy`: all threads of the producer copy those whose rows
     TMA does not take."""
@@ -224,6 +228,8 @@ class Schedule:
             tokens.append("inring")
         if self.held_blocks:
             tokens.append(f"hold{self.held_blocks}")
+        if self.parts_apart:
+            tokens.append("apart")
         if self.load != "tma":
             tokens.append(f"ld-{self.load}")
         return "_".join(tokens)
@@ -288,6 +294,7 @@ class Schedule:
             interleave_k=bool(g["turn"]),
             exchange_in_ring=bool(g["inring"]),
             held_blocks=int(g["held_blocks"] or 0),
+            parts_apart=bool(g["apart"]),
             load=g["load"] or "tma",
         )
         if schedule.name != name.strip():
@@ -365,6 +372,7 @@ _SELDOM = (
     r"(?P<turn>turn)",
     r"(?P<inring>inring)",
     r"hold(?P<held_blocks>\d{1,9})",
+    r"(?P<apart>apart)",
     r"ld-(?P<load>copy)",
 )
 """What follows, in this order, where it is not the default."""

@@ -199,11 +199,17 @@ def producer(p: Pipeline, cta: int) -> Iterator[Operation]:
     for tile in range(walked):
         if p.bug == "barriers initialised for every tile" and tile:
             yield ("init", cta)
+        fresh = bool(p.columns) and (tile == 0 or p.columns[tile] != p.columns[tile - 1])
+        if fresh and p.stages > p.blocks(tile) and p.bug != "column replaced while it is read":
+            ahead = _ring(p)
+            ahead.stage, ahead.parity = ring.stage, ring.parity
+            for _ in range(p.stages):
+                yield ("wait empty", cta, ahead.stage, ahead.parity ^ 1)
+                ahead.advance()
         for k in range(p.blocks(min(tile, p.tiles - 1))):
             parity = ring.parity if p.bug == "producer waits for the wrong parity" else ring.parity ^ 1
             yield ("wait empty", cta, ring.stage, parity)
             if p.columns:
-                fresh = tile == 0 or p.columns[tile] != p.columns[tile - 1]
                 yield ("fill row", ring.stage, p.first_block(tile) + k, k, p.columns[tile] if fresh else -1)
             elif p.lag is None:
                 yield ("fill", ring.stage, p.first_block(tile) + k)  # expect_tx and loads, which land any time later

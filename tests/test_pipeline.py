@@ -69,13 +69,15 @@ COLUMNS = (0, 0, 0, 1, 1, 2)
 @pytest.mark.parametrize(("arrangement", "consumers"), ARRANGEMENTS)
 @pytest.mark.parametrize("in_flight", (0, 1))
 def test_an_operand_that_is_held_along_columns_of_tiles(arrangement: str, consumers: int, in_flight: int) -> None:
-    for stages, k_blocks in ((2, 2), (2, 5), (3, 4), (5, 5)):
+    for stages, k_blocks in ((2, 2), (2, 5), (3, 4), (5, 5), (3, 2), (7, 4), (8, 2)):
         p = Pipeline(arrangement, consumers, stages, in_flight, k_blocks, len(COLUMNS), columns=COLUMNS)
         for seed in range(4):
             random_walk(p, seed)
-        assert any(hazards(replace(p, stages=k_blocks + 2), range(30))), "the rules see to as many k-blocks as stages"
+        deep = replace(p, stages=k_blocks + 2, bug="column replaced while it is read")
+        assert any(hazards(deep, range(30))), "a ring that is deeper than a column waits for all that read it"
     if consumers < 3:
-        explore(Pipeline(arrangement, consumers, 2, in_flight, 2, 4, columns=(0, 0, 1, 2)), limit=60_000)
+        for stages in (2, 3):
+            explore(Pipeline(arrangement, consumers, stages, in_flight, 2, 4, columns=(0, 0, 1, 2)), limit=60_000)
 
 
 @pytest.mark.parametrize(("arrangement", "consumers"), ARRANGEMENTS)

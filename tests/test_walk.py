@@ -48,6 +48,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]
         ("split", SINGLE, SPLIT),
         ("stream", SINGLE, STREAM),
         ("in turn", SINGLE, replace(SPLIT, interleave_k=True)),
+        ("apart", SINGLE, replace(SPLIT, parts_apart=True)),
         ("batched", BATCHED, SPLIT),
     ):
         exports = [POSITIONS[problem.batched], *EXPORTS.values()]
@@ -95,7 +96,7 @@ def test_kernel_walks_as_the_host_says(
 
 @settings(max_examples=80, deadline=None)
 @given(
-    kind=st.sampled_from(("split", "stream", "in turn")),
+    kind=st.sampled_from(("split", "stream", "in turn", "apart")),
     workers=st.integers(1, 40),
     tiles=st.integers(1, 90),
     all_blocks=st.integers(4, 70),
