@@ -212,7 +212,7 @@ def _stores(problem: Problem, s: Schedule) -> int:
 def _elections(problem: Problem, schedule: Schedule) -> int:
     """Elections of a thread that loads by TMA: one for each kind of load, and one for what is loaded early."""
     operands = schedule.arrangement != GEMV and not all(copied(problem, operand) for operand in "ab")
-    return operands + schedule.early_fill + (schedule.residual_buffers > 0)
+    return operands + schedule.asks_early + (schedule.residual_buffers > 0)
 
 
 def _k_loop(loop: Loop) -> KLoop:

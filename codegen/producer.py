@@ -25,6 +25,8 @@ def load_flags(problem: Problem, s: Schedule) -> set[tuple[bool, bool]]:
     """The (multicast, hinted) kinds of load that the kernel uses."""
     tiles = [tile for tile in operand_tiles(problem, s) if not copied(problem, tile.operand)]
     flags = {(tile.sharers > 1, hinted(s, tile)) for tile in tiles}
+    if s.alone_stages:
+        flags |= {(False, hinted) for _, hinted in flags}
     return flags | {(False, False)} if s.residual_buffers else flags
 
 
@@ -40,7 +42,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     lines += ["    if (warp == 0 && elect_one()) {"]
     if s.dependent_launch:
         lines.append("      launch_dependents();")
-    if not s.early_fill:
+    if not s.asks_early:
         lines += ["    " + line for line in loads(problem, s)]
     lines.append("      Ring<STAGES> ring{0, 0};")
     corner = {name: corner_of(problem, name) for name in "ab"}
@@ -70,7 +72,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     else:
         if s.dependent_launch:
             lines.append("      wait_for_dependencies();")
-        counter, ahead = "filled", _own(problem, s) if s.early_fill else []
+        counter, ahead = "filled", _early(problem, s) if s.asks_early else []
     expected = f"fresh ? {arriving} : A_STAGE" if s.held_blocks else arriving
     begin = [
         "          mbarrier_wait(empty + 8 * ring.stage, ring.parity ^ 1);",
@@ -94,7 +96,7 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
         "      bool backwards = false;",
         *("      " + line for line in loop(s)),
         "        const Position at = tile_position(tile, walk);",
-        *("        " + line for line in _fresh(problem, s)),
+        *(["        " + line for line in _fresh(problem)] if s.held_blocks else []),
         "        #pragma unroll 1",
         "        for (int block = 0; block < k_blocks; ++block) {",
         f"          const int column = ({first}(backwards ? k_blocks - 1 - block : block)) * TILE_K;",
@@ -113,38 +115,39 @@ def producer(problem: Problem, s: Schedule, leave: str) -> str:
     return "\n".join(lines)
 
 
-def _fresh(problem: Problem, s: Schedule) -> list[str]:
-    """Lines that tell whether the column of a B that is held is another than that of the tile before."""
-    if not s.held_blocks:
-        return []
+def _fresh(problem: Problem) -> list[str]:
+    """Lines that tell whether the column of B is another than that of the tile before."""
     column = "at.batch * tiles_n + at.n" if problem.batched else "at.n"
-    lines = [f"const int tile_column = {column};", "const bool fresh = tile_column != held;", "held = tile_column;"]
-    return lines + (_READ_OUT if s.stages > s.held_blocks else [])
+    return [f"const int tile_column = {column};", "const bool fresh = tile_column != held;", "held = tile_column;"]
 
 
 def loads(problem: Problem, s: Schedule) -> list[str]:
     """Lambdas that fill a stage with an operand, and what they need."""
     lines = ["  const u64 once = evict_first();"] if s.evict_first else []
     for name, tile in zip("ab", operand_tiles(problem, s), strict=True):
-        lines += [line.removeprefix("    ") for line in load_operand(problem, s, name, tile)]
+        shared = tile.sharers > 1
+        for alone in [False, True] if shared and s.alone_stages else [not shared]:
+            lines += [line.removeprefix("    ") for line in load_operand(problem, s, name, tile, alone)]
     return lines
 
 
 def early_fill(problem: Problem, s: Schedule) -> list[str]:
-    """Lines of one thread that ask for the first round of stages, for what the CTA loads for itself; `filled` counts
-    them."""
+    """Lines of one thread that ask for the first round of stages, for what the CTA loads for itself, or for whole
+    stages that no CTA shares yet; `filled` counts them."""
     first = first_block(s)
     block = f"({first}filled)" if first else "filled"
+    own = _own(problem, s)
     return [
         *loop(s),
         "  const Position at = tile_position(tile, walk);",
         *(["  " + line for line in _CLIPPED] if s.clip_boxes else []),
         "  #pragma unroll 1",
-        "  for (; filled < STAGES && filled < k_blocks; ++filled) {",
+        f"  for (; filled < {'ALONE' if s.alone_stages else 'STAGES'} && filled < k_blocks; ++filled) {{",
         f"    mbarrier_expect(full + 8 * filled, {_arriving(s)});",
         *(
-            f"    load_{name}(filled, {'filled, ' * _held(s, name)}{block} * TILE_K, {corner_of(problem, name)});"
-            for name in _own(problem, s)
+            f"    load_{name}{'_alone' * (name not in own)}(filled, {'filled, ' * _held(s, name)}{block} * TILE_K,"
+            f" {corner_of(problem, name)});"
+            for name in _early(problem, s)
         ),
         "  }",
         "  break;",
@@ -155,6 +158,11 @@ def early_fill(problem: Problem, s: Schedule) -> list[str]:
 def _held(s: Schedule, name: str) -> bool:
     """Whether an operand of the kernel stays in shared memory from tile to tile."""
     return name == "b" and s.held_blocks > 0
+
+
+def _early(problem: Problem, s: Schedule) -> list[str]:
+    """The operands of the kernel that are asked for early."""
+    return ["a", "b"] if s.alone_stages else _own(problem, s)
 
 
 def _own(problem: Problem, s: Schedule) -> list[str]:
@@ -171,17 +179,6 @@ _CLIPPED = [
     "// Rows of a tile outside the matrix are not loaded. What was left there, NaN or not, reaches only",
     "// rows or columns of the accumulators that are never stored.",
 ]
-
-
-_READ_OUT = [
-    "if (fresh) {",
-    "  // The ring is deeper than the column: nothing of the last one is replaced before all of it has been read.",
-    "  Ring<STAGES> ahead = ring;",
-    "  for (int left = STAGES; left > 0; --left, ahead.next())",
-    "    mbarrier_wait(empty + 8 * ahead.stage, ahead.parity ^ 1);",
-    "}",
-]
-"""Otherwise a k-block that is replaced has been handed back with its stage."""
 
 
 _DRAIN = [
@@ -205,14 +202,15 @@ def corner_of(problem: Problem, name: str) -> str:
     return f"{row}, at.batch * {name}_step" if problem.batched else row
 
 
-def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) -> list[str]:
-    """A lambda that fills one operand of a stage; a shared tile is loaded in slices, whole in turn, or whole by the
-    first that shares it."""
+def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile, alone: bool) -> list[str]:
+    """A lambda that fills one operand of a stage, `alone` for this CTA only; otherwise a shared tile is loaded in
+    slices, whole in turn, or whole by the first that shares it."""
     upper = name.upper()
     number, mask = {
         "a": ("cluster_column", f"{_row_mask(s)}u << cluster_row"),
         "b": ("cluster_row", f"{2**s.cluster_m - 1}u << (cluster_column * CLUSTER_M)"),
     }[name]
+    shared = tile.sharers > 1
     lines = []
     place = "block" if _held(s, name) else "stage"
     target = f"smem + SMEM_{upper} + {place} * {upper}_STAGE + slab * {upper}_SLAB"
@@ -222,43 +220,46 @@ def load_operand(problem: Problem, s: Schedule, name: str, tile: OperandTile) ->
         across += f" + slab % ({upper}_SLABS / 2) * 64 + slab / ({upper}_SLABS / 2) * (n / 2)"
     else:
         across += f" + slab * {SWIZZLE_BYTES // DTYPE_BYTES[problem.dtype]}"
-    halves: list[str] = []
+    loops = [f"for (int slab = 0; slab < {upper}_SLABS; ++slab)"]
     if tile.slab_boxes > 1:
-        halves = ["          #pragma unroll", "          for (int half = 0; half < 2; ++half)  // gate and up"]
+        loops.append("for (int half = 0; half < 2; ++half)  // gate and up")
         target += f"\n                + half * ({upper}_ROWS / 2) * 128"
         along += " + half * (n / 2)"
     first: list[str] = []
     if tile.slices > 1:
         parts = tile.slices * tile.slab_boxes
-        lines.append(f"      constexpr int {upper}_SLICE = {upper}_ROWS / {parts};  // each peer loads one for all")
+        if shared and alone:
+            number = "slice"
+            loops.append(f"for (int slice = 0; slice < {tile.slices}; ++slice)")
+        else:
+            lines.append(f"      constexpr int {upper}_SLICE = {upper}_ROWS / {parts};  // each peer loads one for all")
         target += f" + {number} * {upper}_SLICE * 128"
         along += f" + {number} * {upper}_SLICE"
-    elif tile.sharers > 1 and s.multicast_kind == "rotate":
+    elif shared and not alone and s.multicast_kind == "rotate":
         sharers = {"a": "CLUSTER_N", "b": "CLUSTER_M"}[name]
         first = [f"        if (stage % {sharers} != {number}) return;  // those that share it take turns, each for all"]
-    elif tile.sharers > 1:
+    elif shared and not alone:
         first = [f"        if ({number} > 0) return;  // the first of those that share it loads it for all"]
-    if tile.sharers > 1:
-        lines.append(f"      const u32 {name}_peers = {mask};")
     arguments = [f"map_{name}", across, along, *(["product"] if problem.batched else []), "full + 8 * stage"]
-    if tile.sharers > 1:
+    if not alone:
+        lines.append(f"      const u32 {name}_peers = {mask};")
         arguments.append(f"{name}_peers")
     if hinted(s, tile):
         arguments.append("once")
-    load = [
-        f"          {load_name(tile.sharers > 1, hinted(s, tile))}({target},",
-        f"              {', '.join(arguments)});",
-    ]
+    nested: list[str] = []
+    for depth, head in enumerate(loops):
+        indent = "  " * (4 + depth)
+        nested += [f"{indent}#pragma unroll", indent + head + " {" * (depth == 0 and len(loops) > 1)]
+    indent = "  " * (4 + len(loops))
     return [
         *lines,
-        f"      auto load_{name} = [&](u32 stage, {'int block, ' * _held(s, name)}int column, int row"
-        f"{', int product' * problem.batched}) {{",
+        f"      auto load_{name}{'_alone' * (shared and alone)} = [&](u32 stage,"
+        f" {'int block, ' * _held(s, name)}int column, int row{', int product' * problem.batched}) {{",
         *first,
-        "        #pragma unroll",
-        f"        for (int slab = 0; slab < {upper}_SLABS; ++slab)" + " {" * bool(halves),
-        *halves,
-        *("  " * bool(halves) + line for line in load),
-        *(["        }"] if halves else []),
+        *nested,
+        f"{indent}{load_name(not alone, hinted(s, tile))}({target},",
+        f"{indent}    {', '.join(arguments)});",
+        *(["        }"] if len(loops) > 1 else []),
         "      };",
     ]
 

@@ -136,6 +136,7 @@ def _constants(problem: Problem, s: Schedule) -> str:
     lines = [
         f"constexpr int TILE_M = {s.tile_m}, TILE_N = {s.tile_n}, TILE_K = {s.tile_k};  // CTA tile, elements",
         f"constexpr int STAGES = {s.stages};",
+        *([f"constexpr int ALONE = {s.alone_stages};  // first stages, which no CTA shares"] if s.alone_stages else []),
         f"constexpr int CONSUMERS = {s.consumers}, THREADS = {s.threads};  // warpgroups, threads of a CTA",
         f"constexpr int CLUSTER_M = {s.cluster_m}, CLUSTER_N = {s.cluster_n};",
         f"constexpr int M64 = {s.m64_per_warpgroup};  // 64-row wgmma blocks of a warpgroup's tile",
@@ -219,8 +220,8 @@ def _primitives(problem: Problem, s: Schedule) -> list[str]:
         "mbarrier_arrive_peer": s.multicast,
         "peer_address": s.cluster_size > 1,
         "cluster_rank": s.cluster_size > 1,
-        "cluster_sync": s.multicast and not s.early_fill,
-        "cluster_arrive": split or (s.multicast and s.early_fill),
+        "cluster_sync": s.multicast and not s.asks_early,
+        "cluster_arrive": split or (s.multicast and s.asks_early),
         "store_peer": split,
         "dependent_launch": bool(s.dependent_launch),
         "evict_first": bool(s.evict_first),
@@ -366,7 +367,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
             " tile_step = gridDim.x / (CLUSTER_M * CLUSTER_N);",
         ]
         ready = ["  cluster_sync();"]
-        if s.early_fill:
+        if s.asks_early:
             ready = [
                 "  cluster_arrive();",
                 "  if (warp == 0 && elect_one()) {",
@@ -403,7 +404,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     if not maps:
         prefetch = []
     early = []
-    if s.early_fill:
+    if s.asks_early:
         early = [*loads(problem, s), "  int filled = 0;  // stages of the first tile that are asked for", ""]
     produce = copying.copying_producer if s.load == "copy" else producer
     lines = "\n".join

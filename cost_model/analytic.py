@@ -293,8 +293,10 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     parts_ns = added_up * _part_ns(problem, s, serial_units, c)
     if s.straight_start:
         fixed_ns -= 2 * s.stages * c.barrier_ns
-    if s.early_fill:
+    if s.asks_early:
         fixed_ns -= c.early_ns
+        unshared = a_bytes * a_cost + b_bytes * b_cost - asked
+        fixed_ns += min(s.alone_stages, k_blocks) * unshared / c.intake_bytes_per_ns
     if s.dependent_launch:
         fixed_ns -= c.weights_save_ns if s.dependent_launch == "weights" else c.wait_saves_ns
     # Another CTA of the SM works while one starts or ends.

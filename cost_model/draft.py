@@ -324,7 +324,7 @@ def _with_ring(s: Schedule, problem: Problem, device: Device, spare: int = 0) ->
     ring = operand_tiles(problem, s)[: 1 if s.held_blocks else None]
     free = device.smem_per_cta - spare - shared_memory(problem, s).total
     stages = s.stages + free // sum(tile.stage_bytes for tile in ring)
-    return vary(s, stages=min(_STAGES, stages))
+    return vary(s, stages=min(s.held_blocks or _STAGES, _STAGES, stages))
 
 
 def _variants(tile: Schedule, problem: Problem, device: Device) -> list[tuple[float, Schedule]]:

@@ -84,6 +84,7 @@ FEATURES = (
     "exchange_in_ring",
     "held_blocks",
     "parts_apart",
+    "alone_stages",
 )
 """The names, in the order of `features`, in which trees number them."""
 
@@ -156,6 +157,7 @@ def of_schedule(s: Schedule) -> dict[str, float]:
         "clip_boxes": s.clip_boxes,
         "straight_start": s.straight_start,
         "early_fill": s.early_fill,
+        "alone_stages": s.alone_stages,
     }
 
 

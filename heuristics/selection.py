@@ -13,6 +13,10 @@ from ..space import FOR_TIME, Device, Schedule, bottleneck
 from .journal import Measure
 from .noise import Margins, Noise
 
+_OF_CHANCE = 2.0
+"""Margins of time by which a schedule is slower than the fastest where power limits: one tells two schedules apart, but
+the fastest of several has had the best of their clocks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -46,8 +50,8 @@ def select_final(
 
     The margins are those of the policies and of the kind of problem. A schedule that was measured several times counts
     by its medians. Where power holds the clock down, who gets the higher clock is chance (`noise.clock_repeats`): there
-    cycles decide, among those that are not slower than the fastest by more than the margin of time. Who is slower costs
-    as much more than the cheapest of those as its time is longer than the fastest.
+    cycles decide, among those that are not slower than the fastest by more than twice the margin of time. Who is slower
+    costs as much more than the cheapest of those as its time is longer than the fastest.
     """
     correct = [measure for measure in measures if measure.status == "correct"]
     stick = yardstick(correct, objective)
@@ -63,7 +67,7 @@ def select_final(
         return select(costs, margins.cost, incumbent)
     times = {schedule: _median(group, TIME) for schedule, group in groups.items()}
     fastest = min(times.values())
-    eligible = {s: costs[s] for s in groups if times[s] <= fastest * (1 + margins.cost)}
+    eligible = {s: costs[s] for s in groups if times[s] <= fastest * (1 + _OF_CHANCE * margins.cost)}
     slower = {s: min(eligible.values()) * times[s] / fastest for s in groups if s not in eligible}
     return replace(select(eligible, margins.cycles, incumbent), costs=eligible | slower)
 

@@ -32,6 +32,7 @@ from .resources import (
     tile_columns,
 )
 from .rules import (
+    ALONE_STAGES,
     CLUSTERS,
     CONSUMERS,
     DEPENDENT_LAUNCH,
@@ -54,6 +55,7 @@ from .rules import (
     SWIZZLES,
     TILE_M,
     TILE_N,
+    can_fill_alone,
     can_fill_early,
     can_hold,
     can_part,
@@ -298,6 +300,12 @@ def _clip_boxes(s: Schedule, problem: Problem, device: Device) -> list[bool]:
     return [False, True] if possible else [False]
 
 
+def _alone_stages(s: Schedule, problem: Problem, device: Device) -> list[int]:
+    if not can_fill_alone(s) or not _producer_fits(vary(s, alone_stages=1), problem):
+        return [0]
+    return [n for n in ALONE_STAGES if n <= s.stages]
+
+
 def _early_fill(s: Schedule, problem: Problem, device: Device) -> list[bool]:
     possible = can_fill_early(s) and _producer_fits(vary(s, early_fill=True), problem)
     return [False, True] if possible else [False]
@@ -371,13 +379,14 @@ _TILED: Mapping[str, _Domain] = {
     "cluster_m": lambda s, p, d: sorted({m for m, _ in _clusters(s, p, d)}),
     "cluster_n": _cluster_n,
     "multicast_kind": lambda s, p, d: _multicast_kinds(s, p),
-    "stages": lambda s, p, d: _fitting("stages", STAGES, s, p, d),
+    "stages": lambda s, p, d: [n for n in _fitting("stages", STAGES, s, p, d) if n <= (s.held_blocks or n)],
     "mma_in_flight": lambda s, p, d: [0] if p.accumulate == PROMOTED else MMA_IN_FLIGHT,
     "evict_first": _evict_first,
     "dependent_launch": _dependent_launch,
     "clip_boxes": _clip_boxes,
     "straight_start": lambda s, p, d: [False, True],
     "early_fill": _early_fill,
+    "alone_stages": _alone_stages,
     "interleave_k": lambda s, p, d: [False, True] if s.split_k > 1 else [False],
     "parts_apart": lambda s, p, d: (
         [False, True] if can_part(s) and _producer_fits(vary(s, parts_apart=True), p) else [False]
@@ -513,6 +522,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "clip_boxes": (False, True),
     "straight_start": (False, True),
     "early_fill": (False, True),
+    "alone_stages": ALONE_STAGES,
     "interleave_k": (False, True),
     "exchange_in_ring": (False, True),
     "held_blocks": HELD_BLOCKS,

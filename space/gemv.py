@@ -74,6 +74,7 @@ FIXED: Mapping[str, Any] = {
     "clip_boxes": False,
     "straight_start": False,
     "early_fill": False,
+    "alone_stages": 0,
     "interleave_k": False,
     "exchange_in_ring": False,
     "held_blocks": 0,

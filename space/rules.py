@@ -64,6 +64,7 @@ PAIR = 2
 """CTAs of a cluster that all SMs hold at once: they come in pairs. Of larger ones some SMs are left over."""
 
 REDUCTIONS = ("cluster", "slots", "atomic", "shares")
+ALONE_STAGES = (0, 1, 2, 4)
 EVICT_FIRST = ("", "a", "b")
 RESIDUAL_BUFFERS = (0, 1, 2, 4)
 L2_PROMOTIONS = (0, 64, 128, 256)
@@ -83,6 +84,7 @@ _TILED_VALUES: Mapping[str, tuple[object, ...]] = {
     "store": STORES,
     "epilogue_n": EPILOGUE_N,
     "epilogue_buffers": EPILOGUE_BUFFERS,
+    "alone_stages": ALONE_STAGES,
     "split_k": SPLIT_K,
     "held_blocks": HELD_BLOCKS,
     "reduction": REDUCTIONS,
@@ -252,6 +254,13 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield "a gated epilogue with swap_ab: valid is without, a gate and its up are then in the same thread"
     if s.held_blocks:
         yield from _held(problem, s)
+    if s.alone_stages and not can_fill_alone(s):
+        yield (
+            f"alone_stages {s.alone_stages} without a cluster that multicasts or straight_start, with early_fill or"
+            " dependent launch: valid is 0"
+        )
+    if s.alone_stages > s.stages:
+        yield f"alone_stages {s.alone_stages} of {s.stages}: valid is at most all"
     if s.early_fill and not can_fill_early(s):
         yield "early_fill without straight_start, with two shared operands, copies or dependent_launch: valid is False"
     yield from _copies(problem, s)
@@ -293,6 +302,9 @@ def _held(problem: Problem, s: Schedule) -> Iterator[str]:
     if s.held_blocks != blocks:
         valid = f"{blocks} or 0" if blocks in HELD_BLOCKS else "0"
         yield f"{held} of {blocks} k-blocks: valid is {valid}"
+    if s.stages > s.held_blocks:
+        # A k-block that is replaced has then been handed back with its stage.
+        yield f"{held} with {s.stages} stages: valid are at most as many stages"
     if not can_hold(s):
         yield f"{held} with clusters, a shared K, copies or early weights: valid is 0"
     if not s.persistent or s.raster != "m":
@@ -330,6 +342,12 @@ def can_fill_early(s: Schedule) -> bool:
     for the kernel ahead, and by one thread."""
     alone = s.cluster_m == 1 or s.cluster_n == 1
     return s.straight_start and s.load == "tma" and alone and not s.dependent_launch
+
+
+def can_fill_alone(s: Schedule) -> bool:
+    """Whether the CTAs of a cluster may fill their first stages themselves: of operands that they share later, not
+    waiting for the kernel ahead, and by one thread."""
+    return s.multicast and s.straight_start and s.load == "tma" and not s.early_fill and not s.dependent_launch
 
 
 def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:

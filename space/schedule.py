@@ -100,6 +100,9 @@ class Schedule:
     early_fill: bool = False
     """The first round of stages is asked for as soon as their mbarriers are initialised, before anything else."""
 
+    alone_stages: int = 0
+    """First stages that every CTA of a cluster fills for itself, before it has met the others."""
+
     interleave_k: bool = False
     """CTAs that share the K of a tile take its k-blocks in turn, so that what they read at a time is side by side;
     otherwise each takes a stretch."""
@@ -171,6 +174,11 @@ class Schedule:
         return self.split_k > 1 and not self.workspace
 
     @property
+    def asks_early(self) -> bool:
+        """Whether loads are asked for before the warps take their roles, or the CTAs of a cluster have met."""
+        return self.early_fill or self.alone_stages > 0
+
+    @property
     def numerics(self) -> str:
         """`deterministic`, or `atomic` where sums depend on the order of arrival."""
         return "atomic" if self.reduction == "atomic" else "deterministic"
@@ -222,6 +230,8 @@ class Schedule:
             tokens.append("straight")
         if self.early_fill:
             tokens.append("early")
+        if self.alone_stages:
+            tokens.append(f"alone{self.alone_stages}")
         if self.interleave_k:
             tokens.append("turn")
         if self.exchange_in_ring:
@@ -291,6 +301,7 @@ class Schedule:
             clip_boxes=bool(g["clip"]),
             straight_start=bool(g["straight"]),
             early_fill=bool(g["early"]),
+            alone_stages=int(g["alone"] or 0),
             interleave_k=bool(g["turn"]),
             exchange_in_ring=bool(g["inring"]),
             held_blocks=int(g["held_blocks"] or 0),
@@ -369,6 +380,7 @@ _SELDOM = (
     r"(?P<clip>clip)",
     r"(?P<straight>straight)",
     r"(?P<early>early)",
+    r"alone(?P<alone>\d{1,9})",
     r"(?P<turn>turn)",
     r"(?P<inring>inring)",
     r"hold(?P<held_blocks>\d{1,9})",

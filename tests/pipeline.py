@@ -47,6 +47,8 @@ class Pipeline:
     bug: str = ""
     columns: tuple[int, ...] = ()
     """The column of every tile, where operand B stays in memory of its own from tile to tile of a column; one CTA."""
+    alone: int = 0
+    """First stages that every CTA of a cluster fills for itself before it has met the others."""
     lag: int | None = None
     """Threads copy, and hand a stage over when so many later ones are under way; None: TMA fills the stages."""
 
@@ -148,6 +150,7 @@ BUGS = (
     "last stage not released",
     "peers not told",
     "no cluster barrier before the first load",
+    "stages shared before the cluster has met",
     "cluster left early",
     "cluster left at a barrier",
     "CTA at the edge skips its tile",
@@ -192,24 +195,25 @@ def _last_tile_skipped(p: Pipeline, cta: int) -> int:
 def producer(p: Pipeline, cta: int) -> Iterator[Operation]:
     """The producer thread of a CTA."""
     yield ("init", cta)
-    yield from _enter(p, cta, waits=False)
     ring = _ring(p)
+    entering = list(_enter(p, cta, waits=False))
+    yield from entering[:1]
+    alone = min(p.alone, p.blocks(0))
+    for block in range(alone):
+        shared = p.bug == "stages shared before the cluster has met"
+        yield ("fill" if shared else "fill alone", ring.stage, block)
+        ring.advance()
+    yield from entering[1:]
     under_way: list[Operation] = []
     walked = p.tiles - _last_tile_skipped(p, cta) + (p.bug == "producer walks one tile too far")
     for tile in range(walked):
         if p.bug == "barriers initialised for every tile" and tile:
             yield ("init", cta)
-        fresh = bool(p.columns) and (tile == 0 or p.columns[tile] != p.columns[tile - 1])
-        if fresh and p.stages > p.blocks(tile) and p.bug != "column replaced while it is read":
-            ahead = _ring(p)
-            ahead.stage, ahead.parity = ring.stage, ring.parity
-            for _ in range(p.stages):
-                yield ("wait empty", cta, ahead.stage, ahead.parity ^ 1)
-                ahead.advance()
-        for k in range(p.blocks(min(tile, p.tiles - 1))):
+        for k in range(0 if tile else alone, p.blocks(min(tile, p.tiles - 1))):
             parity = ring.parity if p.bug == "producer waits for the wrong parity" else ring.parity ^ 1
             yield ("wait empty", cta, ring.stage, parity)
             if p.columns:
+                fresh = tile == 0 or p.columns[tile] != p.columns[tile - 1]
                 yield ("fill row", ring.stage, p.first_block(tile) + k, k, p.columns[tile] if fresh else -1)
             elif p.lag is None:
                 yield ("fill", ring.stage, p.first_block(tile) + k)  # expect_tx and loads, which land any time later
@@ -500,6 +504,9 @@ class Machine:
                 self._init(cta)
             case "fill":
                 self._fill(cta, *operands)
+            case "fill alone":
+                self._arrive(self.full, self._slot(cta, operands[0]), 1, arrivals=1, boxes=self.p.boxes)
+                self.flying |= {("land", cta, *operands, box, 0) for box in range(self.p.boxes)}
             case "fill row":
                 self._fill_row(cta, *operands)
             case "copy":

@@ -219,6 +219,19 @@ def test_an_early_fill_of_a_cluster_leaves_what_is_shared_until_its_ctas_have_me
     assert "load_b(filled" not in kernel
 
 
+def test_stages_that_a_cta_of_a_cluster_fills_alone() -> None:
+    name = "coop1_64x144x64_s7_w1_c4x1_tile_rn2_reg0-0_tma64x2_swap_l2-64_straight_alone2"
+    text = generate(PLAIN, Schedule.parse(name)).text
+    assert "constexpr int ALONE = 2;" in text
+    kernel = text[text.index('extern "C"') :]
+    places = ["cluster_arrive();", "load_b_alone(filled", "cluster_wait();", "load_b(ring.stage"]
+    assert [kernel.index(place) for place in places] == sorted(kernel.index(place) for place in places)
+    alone = kernel[kernel.index("auto load_b_alone") :]
+    alone = alone[: alone.index("};")]
+    # All four slices of the shared operand, for nobody else.
+    assert "slice < 4" in alone and "peers" not in alone
+
+
 def test_store_waits_just_before_its_memory_is_written_again() -> None:
     text = generate(PLAIN, COOPERATIVE).text
     epilogue = text[text.rindex("int column = (at.n") :]

@@ -254,7 +254,7 @@ def test_clipped_boxes_and_shares_are_right(measurer: Measurer, problem: Problem
     _all_right(measurer, problem, list(dict.fromkeys(schedules)))
 
 
-@pytest.mark.parametrize("dimension", ["early_fill", "exchange_in_ring", "held_blocks", "parts_apart"])
+@pytest.mark.parametrize("dimension", ["early_fill", "exchange_in_ring", "held_blocks", "parts_apart", "alone_stages"])
 @pytest.mark.parametrize(
     "problem",
     [
