@@ -47,7 +47,7 @@ def copying_producer(problem: Problem, s: Schedule, leave: str) -> str:
     for name, tile in by_threads.items():
         lines += _copy_operand(problem, name, tile)
     for name, tile in by_tma.items():
-        lines += [line[2:] for line in load_operand(problem, s, name, tile)]
+        lines += [line[2:] for line in load_operand(problem, s, name, tile, alone=True)]
     lines += [
         "    Ring<STAGES> ring{0, 0};",
         *(["    Ring<STAGES> landed{0, 0};", "    int under_way = 0;"] if asynchronous else []),

@@ -96,7 +96,7 @@ class Constants:
     odd_columns: float = 1.2
     """Slow-down of products whose columns lie along the rows of their operand, where the tile is no multiple of 16
     columns: 0 to 50 %."""
-    outside_ns: float = 1.7
+    outside_ns: float = 2.0
     """A row of 128 bytes outside the matrix, which TMA fills with zeros before it goes on: in tiles of 64 rows, 16
     take up to twice as long as with the operands swapped."""
     intake_bytes_per_ns: float = 185.0

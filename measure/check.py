@@ -28,7 +28,7 @@ _LARGEST_SUM = 6.0
 SLICE_ELEMENTS = 32 * 2**20
 """Outputs are compared in slices of rows of about this many elements, to bound temporaries."""
 
-COMPANION_SIZES = ((2999, 3032, 296), (2999, 3032, 40), (37, 40, 16392), (5, 24, 72))
+COMPANION_SIZES = ((2999, 3032, 296), (2999, 3032, 40), (37, 40, 16904), (5, 24, 72))
 """(m, n, k) of the companions. No tile divides them: primes, times 8 where a row must be a multiple of 16 bytes
 (`_odd_multiple` for other elements than 16 bits). The first has more tiles than CTAs fit the device for every tile and
 ends K inside a stage; the second has one k-block a tile, fewer than any ring has stages; the third has k-blocks for
@@ -173,7 +173,7 @@ def companions(problem: Problem, schedule: Schedule, device: Device) -> list[Pro
 
 
 def shape(problem: Problem) -> str:
-    """The sizes of a companion in words, such as `37x40x16392`, with the batch ahead where there is one."""
+    """The sizes of a companion in words, such as `37x40x16904`, with the batch ahead where there is one."""
     return f"{problem.batch}x" * problem.batched + f"{problem.m}x{problem.n}x{problem.k}"
 
 

@@ -31,7 +31,7 @@ def schedules_for_each_value(problem: Problem, each: int) -> dict[tuple[str, obj
     for _ in range(5000):
         schedule = sample(problem, H200, rng)
         for name in DIMENSIONS:
-            having = found[name, getattr(schedule, name)]
+            having = found.setdefault((name, getattr(schedule, name)), [])
             if len(having) < each:
                 having.append(schedule)
     return found

@@ -141,7 +141,7 @@ def test_draft_is_valid_ordered_and_diverse(problem: Problem) -> None:
     assert not any(violations(problem, s, H200) for s in found)
     times = [estimate_us(problem, s, H200) for s in found]
     # Made valid, a schedule may take a little less than was estimated.
-    assert times[0] <= 1.001 * min(times)
+    assert times[0] <= 1.002 * min(times)
     assert sum(times[:8]) < sum(times[-8:])
     tiles = Counter(tile_of(s) for s in found)
     assert max(tiles.values()) <= PER_TILE
