@@ -87,6 +87,22 @@ def read_noise(path: str | Path) -> Noise:
         raise BadInput(f"{path} is no document of `tileseek noise`: {error}") from error
 
 
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a document that `tileseek noise` wrote, each with the document's date.
+
+    Raises:
+        BadInput: the file cannot be read, or is no such document.
+    """
+    read_noise(path)
+    try:
+        obj = json.loads(Path(path).read_bytes())
+        rows = [{"date": obj["date"], **row} for row in obj["rows"]]
+        resolvable(rows)
+    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        raise BadInput(f"{path} is no document of `tileseek noise`: {type(error).__name__}: {error}") from error
+    return rows
+
+
 def scatter(calls: Sequence[Sequence[float]]) -> dict[str, float | int]:
     """How the ratios of equal schedules differ: `calls` has one list for each call, with one ratio for each copy.
 
@@ -138,12 +154,18 @@ def clock_repeats(finals: Iterable[Measure]) -> Repeats | None:
 
 
 def resolvable(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """The `resolvable` object of a document, from its rows: of all problems of a kind the noisiest counts."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    """The `resolvable` object of a document, from its rows: what several say of one problem is pooled, and of all
+    problems of a kind the noisiest counts."""
+    pooled: dict[tuple[str, str, str, str], list[tuple[int, float]]] = defaultdict(list)
     for row in rows:
-        margins = found.setdefault(row["policy_name"], {}).setdefault(row["bottleneck"], {})
         for quantity, spread in row["scatter"].items():
-            margins[quantity] = max(margins.get(quantity, 0.0), round(SIGMAS * spread["within"], 5))
+            key = (row["policy_name"], row["bottleneck"], quantity, row["name"])
+            pooled[key].append((spread["pairs"], spread["within"]))
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for (policy, bottleneck, quantity, _), spreads in pooled.items():
+        margins = found.setdefault(policy, {}).setdefault(bottleneck, {})
+        within = math.sqrt(sum(pairs * rms**2 for pairs, rms in spreads) / sum(pairs for pairs, _ in spreads))
+        margins[quantity] = max(margins.get(quantity, 0.0), round(SIGMAS * within, 5))
     return found
 
 

@@ -14,8 +14,8 @@ from .table import is_final
 
 
 def pack(contents: JournalContents, target: str | Path) -> None:
-    """Write what journals hold into one compressed file, which reads back as good as the same: environments, then candidates that
-    did not compile, then measures in the order they were read. Equal contents give equal bytes.
+    """Write what journals hold into one compressed file, which reads back as good as the same: environments, then
+    candidates that did not compile, then measures in the order they were read. Equal contents give equal bytes.
 
     Of screening, intervals and the clocks of single rounds are left out: nothing reads them, and they are two fifths of
     the bytes. Its numbers are kept to five digits, times of single rounds to four: both scatter more than that.

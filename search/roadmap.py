@@ -386,6 +386,15 @@ ROWS: Sequence[Row] = (
         given={"straight_start": True, "dependent_launch": "", **_NO_CLUSTER},
     ),
     Row(
+        "start",
+        "CTAs of a cluster fill their first stages alone",
+        "Asked for before the CTAs have met; each of them loads what they would share.",
+        on=[{"alone_stages": 1}, {"alone_stages": 2}, {"alone_stages": 4}],
+        off={"alone_stages": 0},
+        problems=["one_tile", "thousand"],
+        given={"straight_start": True, "early_fill": False, "dependent_launch": ""},
+    ),
+    Row(
         "clip",
         "rows outside the matrix are not loaded",
         "TMA would fill them with zeros in shared memory, before what comes next.",

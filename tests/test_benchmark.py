@@ -13,6 +13,7 @@ from tileseek.cost_model.costs import by_problem, costs
 from tileseek.cost_model.ranker import family
 from tileseek.heuristics.journal import Measure, read_journal
 from tileseek.heuristics.table import all_measures
+from tileseek.problems import suite
 from tileseek.results import journal_path
 from tileseek.search import benchmark, nvidia
 from tileseek.search.benchmark import COUNTS, Case, document, replay
@@ -31,10 +32,9 @@ def synthetic() -> list[Measure]:
 
 @pytest.fixture(scope="module")
 def recorded() -> list[Measure]:
-    """Sixteen problems of the bundled journal of an H200: every other of those measured most."""
+    """Every third problem of the oracle in the bundled journal of an H200."""
     groups = by_problem(all_measures(read_journal(journal_path(H200)), H200))
-    broad = sorted((p for p in groups if p.overlap == "none"), key=lambda p: (-len(groups[p]), p))[:32:2]
-    return [m for p in sorted(broad) for m in groups[p]]
+    return [m for named in suite("oracle")[::3] for m in groups[named.problem]]
 
 
 def test_arms_know_nothing_of_a_family_held_out(synthetic: list[Measure], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from tileseek.heuristics.noise import (
     Noise,
     clock_repeats,
     read_noise,
+    read_rows,
     resolvable,
     scatter,
 )
@@ -194,11 +195,16 @@ def test_scatter_tells_rounds_from_calls() -> None:
 
 
 def test_the_noisiest_problem_of_a_kind_counts(tmp_path: Path) -> None:
-    def row(policy: str, kind: str, within: float) -> dict[str, Any]:
-        return {"policy_name": policy, "bottleneck": kind, "scatter": {"time": {"within": within}}}
+    def row(policy: str, kind: str, within: float, name: str = "a", pairs: int = 12) -> dict[str, Any]:
+        scatter = {"time": {"within": within, "pairs": pairs}}
+        return {"policy_name": policy, "bottleneck": kind, "name": name, "scatter": scatter}
 
-    found = resolvable([row("final", "power", 0.001), row("final", "power", 0.002), row("screen", "memory", 0.003)])
+    noisiest = [row("final", "power", 0.001), row("final", "power", 0.002, "b"), row("screen", "memory", 0.003)]
+    found = resolvable(noisiest)
     assert found == {"final": {"power": {"time": 0.006}}, "screen": {"memory": {"time": 0.009}}}
+    # One problem on two cards: three quarters of the pairs scatter by 0.001, a quarter by 0.003.
+    pooled = resolvable([row("final", "power", 0.001, pairs=36), row("final", "power", 0.003, pairs=12)])
+    assert pooled == {"final": {"power": {"time": round(0.003 * math.sqrt(3), 5)}}}
     path = tmp_path / "noise.json"
     path.write_text(json.dumps({"v": 1, "resolvable": found}))
     assert read_noise(path).margin("final-123", "power", "time") == 0.006
@@ -213,6 +219,14 @@ def test_what_is_no_noise_document_is_refused(tmp_path: Path, text: str) -> None
         read_noise(path)
     with pytest.raises(BadInput, match="cannot read"):
         read_noise(tmp_path / "absent.json")
+    for rows in (
+        "7",
+        '[{"policy_name": "a"}]',
+        '[{"policy_name":"a","bottleneck":"b","name":"c","scatter":{"time":{"within":0,"pairs":0}}}]',
+    ):
+        path.write_text(f'{{"v": 1, "resolvable": {{}}, "date": "d", "rows": {rows}}}')
+        with pytest.raises(BadInput, match="no document of `tileseek noise`"):
+            read_rows(path)
 
 
 class TwinGpu:
@@ -455,8 +469,15 @@ def test_the_command_writes_a_document_that_reads_back(
     assert selected["selections"] == sum(selected["winners"].values()) == 20
     assert selected["undeclared"] <= 2
     assert "20 selections from 4 schedules" in capsys.readouterr().out
+    first = json.loads(out.read_text())
+    command.command(["4096", "4096", "4096"], policy=["final"], calls=1, earlier=[out], table=table, out=out)
+    second = json.loads(out.read_text())
+    assert [row["date"] for row in second["rows"][:2]] == [first["date"]] * 2 and len(second["rows"]) == 3
+    assert second["resolvable"]["screen"] == first["resolvable"]["screen"]
+    assert second["resolvable"]["final"] != first["resolvable"]["final"]
     for words, message in (
         ({"policy": ["quick"]}, "policy is 'quick'"),
+        ({"earlier": [tmp_path / "none.json"]}, "cannot read"),
         ({"copies": 1}, "--copies is 1"),
         ({"policy": ["screen"], "energy": True}, "valid is one of finals"),
     ):

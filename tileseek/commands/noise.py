@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..api import best_schedule, load_table
-from ..heuristics.noise import NOISE_VERSION, Noise, resolvable
+from ..heuristics.noise import NOISE_VERSION, Noise, read_rows, resolvable
 from ..heuristics.table import Table
 from ..measure.gpus import hopper
 from ..space import BadInput, Device, NamedProblem, Problem, Schedule, shown, unsupported, violations
@@ -44,6 +45,12 @@ def command(
     energy: Annotated[
         bool, typer.Option("--energy", help="Also measure the noise of energy, with the first of the final policies.")
     ] = False,
+    earlier: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Document of this command whose rows count as well, of any card; may be repeated."
+        ),
+    ] = None,
     gpu: GpuNumber = 0,
     table: TablePath = None,
     out: DocumentPath = None,
@@ -62,13 +69,14 @@ def command(
     for each in asked.problems:
         for reason in unsupported(each.problem, device):
             raise BadInput(f"{each.name}: {reason}")
+    known = [row for path in earlier or () for row in read_rows(path)]
     require("tune", "torch", "cuda.bindings")
     if out is not None:
         check_writable(out)
-    plan = _Plan(policies, copies, calls, selections)
+    plan = _Plan(policies, copies, calls, selections, known)
     document, stopped = _measure(asked.problems, plan, gpu, load_table(table, device))
     deliver(document, out, as_json, _print)
-    stop_early(stopped, f"stopped after {len(document['rows'])} measurements")
+    stop_early(stopped, f"stopped after {len(document['rows']) - len(known)} measurements")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,8 @@ class _Plan:
     copies: int
     calls: int
     selections: int
+    known: Sequence[dict[str, Any]]
+    """Rows of earlier documents."""
 
 
 def _policies(names: Sequence[str], energy: bool) -> list[Policy]:
@@ -105,7 +115,7 @@ def _measure(named: Sequence[NamedProblem], plan: _Plan, gpu: int, table: Table)
     from ..search.repeat import noise_row, repeat_selection
     from ..search.runner import LiveRunner
 
-    rows: list[dict[str, Any]] = []
+    rows = list(plan.known)
     selected: list[dict[str, Any]] = []
     stopped = None
     total = len(named) * (plan.calls * len(plan.policies) + plan.selections)
