@@ -2,7 +2,8 @@
 
 A library ships few kernels. Which serve best together is chosen from what was measured, greedily: each kernel that
 joins is the one that takes most from the loss of all problems, which comes within 1 - 1/e of the best choice of that
-size (Nemhauser, Wolsey, Fisher 1978). Launch choices come free with a kernel: they compile nothing.
+size (Nemhauser, Wolsey, Fisher 1978). Then one leaves as long as exchanges of single kernels keep the loss. Launch
+choices come free with a kernel: they compile nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,10 @@ class Served:
 
     schedule: Schedule
     loss: float
+
+
+Serves = Mapping[Kernel, Mapping[Problem, Served]]
+"""For each kernel the problems it serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +84,30 @@ def portfolio(measures: Iterable[Measure], loss: float, least: int = 1) -> Portf
     problems = {p for of_problem in serves.values() for p in of_problem}
     if not problems:
         raise BadInput(f"no problem was measured with {least} schedules: valid is a smaller number")
+    chosen = _greedily(serves, problems, loss)
+    if chosen.geomean[-1] <= loss:
+        while len(chosen.kernels) > 1:
+            fewer = _exchanged(chosen.kernels[:-1], serves, problems)
+            found = _greedily({kernel: serves[kernel] for kernel in fewer}, problems, loss)
+            if found.geomean[-1] > loss:
+                break
+            chosen = found
+    return chosen
+
+
+def _greedily(serves: Serves, problems: Collection[Problem], loss: float) -> Portfolio:
+    """Kernels that join one after the other, those first that take most from the loss, until it is at most `loss`."""
     current = dict.fromkeys(problems, math.log1p(UNSERVED))
+    left = dict(sorted(serves.items()))
     chosen: list[Kernel] = []
     means: list[float] = []
     worsts: list[float] = []
     served: dict[Problem, Served] = {}
     while not means or means[-1] > loss:
-        best = max(sorted(serves), key=lambda kernel: _gain(serves[kernel], current), default=None)
-        if best is None or _gain(serves[best], current) <= 0:
+        best = max(left, key=lambda kernel: _gain(left[kernel], current), default=None)
+        if best is None or _gain(left[best], current) <= 0:
             break
-        for problem, service in serves.pop(best).items():
+        for problem, service in left.pop(best).items():
             if math.log1p(service.loss) < current[problem]:
                 current[problem] = math.log1p(service.loss)
                 served[problem] = service
@@ -98,11 +117,28 @@ def portfolio(measures: Iterable[Measure], loss: float, least: int = 1) -> Portf
     return Portfolio(tuple(chosen), tuple(means), tuple(worsts), served)
 
 
+def _exchanged(kernels: Sequence[Kernel], serves: Serves, problems: Collection[Problem]) -> list[Kernel]:
+    """As many kernels, none of which could be exchanged for another to lower the loss."""
+    chosen = list(kernels)
+    tried = 0
+    while tried < len(chosen):
+        first, *others = chosen
+        without = dict.fromkeys(problems, math.log1p(UNSERVED))
+        for kernel in others:
+            for problem, service in serves[kernel].items():
+                without[problem] = min(without[problem], math.log1p(service.loss))
+        best = max((k for k in serves if k not in others), key=lambda kernel: (_gain(serves[kernel], without), kernel))
+        better = _gain(serves[best], without) > _gain(serves[first], without)
+        chosen = [*others, best if better else first]
+        tried = 1 if better else tried + 1
+    return chosen
+
+
 def _gain(of_kernel: Mapping[Problem, Served], current: Mapping[Problem, float]) -> float:
     return sum(max(0.0, current[problem] - math.log1p(service.loss)) for problem, service in of_kernel.items())
 
 
-def _serves(measures: Iterable[Measure], least: int) -> dict[Kernel, dict[Problem, Served]]:
+def _serves(measures: Iterable[Measure], least: int) -> Serves:
     """For each kernel the problems it was measured on."""
     serves: dict[Kernel, dict[Problem, Served]] = defaultdict(dict)
     for problem, group in by_problem(measures).items():

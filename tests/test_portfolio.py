@@ -25,7 +25,8 @@ def test_one_kernel_for_all_before_the_best_of_each() -> None:
     assert few.geomean[0] == pytest.approx((1.04 * 1.01 * 1.03) ** (1 / 3) - 1)
     assert few.worst[0] == pytest.approx(0.04)
     exact = portfolio(MEASURES, loss=0.0)
-    assert {kernel.schedule for kernel in exact.kernels} == {SECOND.kernel, FIRST.kernel, THIRD.kernel}
+    # The second, which joins first, is needed no more beside the others, and leaves.
+    assert {kernel.schedule for kernel in exact.kernels} == {FIRST.kernel, THIRD.kernel}
     assert exact.geomean[-1] == pytest.approx(0) and list(exact.geomean) == sorted(exact.geomean, reverse=True)
     # A kernel serves each problem by its best launch there.
     assert {p: s.schedule for p, s in exact.served.items()} == {P: FIRST, Q: WALKS, R: THIRD}
@@ -39,6 +40,16 @@ def test_other_kinds_are_other_kernels_and_the_unmeasured_is_no_service() -> Non
     document = json.loads(json.dumps(chosen.to_json()))
     assert [row["kernels"] for row in document["curve"]] == [1, 2]
     assert {row["schedule"] for row in document["problems"]} == {SECOND.name}
+
+
+def test_exchanges_find_what_is_greedily_missed() -> None:
+    """One kernel serves two problems and two more badly; two others serve two each."""
+    problems = [Problem(m, 4096, 4096) for m in (256, 512, 1024, 2048)]
+    times = {FIRST: (13.0, 10.0, 10.0, 13.0), SECOND: (10.0, 10.0, 99.0, 99.0), THIRD: (99.0, 99.0, 10.0, 10.0)}
+    measures = [measured(p, s, us) for s, row in times.items() for p, us in zip(problems, row, strict=True)]
+    chosen = portfolio(measures, loss=0.01)
+    assert {kernel.schedule for kernel in chosen.kernels} == {SECOND.kernel, THIRD.kernel}
+    assert chosen.geomean[-1] == pytest.approx(0)
 
 
 def test_thin_problems_can_be_left_out() -> None:
