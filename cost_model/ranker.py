@@ -41,9 +41,6 @@ NEAR = 0.4
 FAR = 1.1
 """log(time / best) beyond which a schedule teaches nothing: the analytic model knows that it is slow."""
 
-HALF_KNOWN = 4.0
-"""Families of problems from which half of what is seen beyond the analytic model is believed of others."""
-
 LEAST_ROWS = 20
 """Fewer measured schedules teach nothing."""
 
@@ -124,7 +121,6 @@ def train(measures: Iterable[Measured], device: Device, seed: int = 0, constants
         raise BadInput(f"{len(targets)} measured schedules to learn from: valid is {LEAST_ROWS} or more")
     x, y, w = np.concatenate(rows), np.array(targets), np.array(weights)
     names = {name: place for place, name in enumerate(sorted(set(families)))}
-    y *= len(names) / (len(names) + HALF_KNOWN)
     group_of = np.array([names[name] for name in families])
 
     def member(index: int) -> GradientBoostingRegressor:

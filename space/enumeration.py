@@ -55,6 +55,7 @@ from .rules import (
     SWIZZLES,
     TILE_M,
     TILE_N,
+    alone_counts,
     can_fill_alone,
     can_fill_early,
     can_hold,
@@ -303,7 +304,7 @@ def _clip_boxes(s: Schedule, problem: Problem, device: Device) -> list[bool]:
 def _alone_stages(s: Schedule, problem: Problem, device: Device) -> list[int]:
     if not can_fill_alone(s) or not _producer_fits(vary(s, alone_stages=1), problem):
         return [0]
-    return [n for n in ALONE_STAGES if n <= s.stages]
+    return list(alone_counts(problem, s))
 
 
 def _early_fill(s: Schedule, problem: Problem, device: Device) -> list[bool]:

@@ -34,8 +34,8 @@ LARGEST_OUTPUT = 2**39
 """Most elements of D, in all products of a batch and rounded up to whole clusters of the largest tiles: tiles of any
 size are then numbered in 32 bits."""
 
-CLUSTER_TILE = 256
-"""Rows, and columns, that every extent of a cluster of the smallest tiles divides (64 x 4, 8 x 4 columns)."""
+CLUSTER_TILE = 512
+"""Rows, and columns, that every extent of a cluster of the smallest tiles divides (64 x 8, 8 x 8 columns)."""
 
 CONSUMERS = {COOPERATIVE: (1, 2, 3), PINGPONG: (2,), GEMV: gemv.CONSUMERS}
 TILE_M = (64, 128, 192, 256)
@@ -256,11 +256,12 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield from _held(problem, s)
     if s.alone_stages and not can_fill_alone(s):
         yield (
-            f"alone_stages {s.alone_stages} without a cluster that multicasts or straight_start, with early_fill or"
-            " dependent launch: valid is 0"
+            f"alone_stages {s.alone_stages} without a cluster that multicasts or straight_start, or with early_fill, a"
+            " dependent launch or loads by threads: valid is 0"
         )
-    if s.alone_stages > s.stages:
-        yield f"alone_stages {s.alone_stages} of {s.stages}: valid is at most all"
+    elif s.alone_stages not in (valid := alone_counts(problem, s)):
+        batch = " of a batch" * problem.batched
+        yield f"alone_stages {s.alone_stages} of {s.stages} stages{batch}: valid are {_list(valid)}"
     if s.early_fill and not can_fill_early(s):
         yield "early_fill without straight_start, with two shared operands, copies or dependent_launch: valid is False"
     yield from _copies(problem, s)
@@ -350,6 +351,12 @@ def can_fill_alone(s: Schedule) -> bool:
     return s.multicast and s.straight_start and s.load == "tma" and not s.early_fill and not s.dependent_launch
 
 
+def alone_counts(problem: Problem, s: Schedule) -> tuple[int, ...]:
+    """Values of `alone_stages` that the ring has room for. With a batch the compiler makes straight code of a single
+    stage and leaves the K loop to move registers, found by compiling."""
+    return tuple(n for n in ALONE_STAGES if n <= s.stages and not (n == 1 and problem.batched))
+
+
 def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     """Tiles whose K several CTAs share."""
     shared = s.split_k > 1 or s.stream_k
@@ -361,7 +368,7 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
     if s.interleave_k and s.split_k == 1:
         yield "interleave_k without split_k: valid is False"
     if s.parts_apart and not can_part(s):
-        yield "parts_apart where CTAs share loads, or no K in device memory: valid is False"
+        yield "parts_apart where CTAs share loads, or without a K that is shared in device memory: valid is False"
     if not shared:
         if s.workspace:
             yield f"reduction {s.reduction} of whole tiles: valid is cluster, the default, which then does nothing"
@@ -448,6 +455,9 @@ def fetches_residual(problem: Problem, s: Schedule) -> bool:
 
 
 def _list(values: tuple[object, ...]) -> str:
-    if len(values) > 8:
+    """Values in words; of more than eight that are evenly apart the first two and the last."""
+    numbers = [value for value in values if isinstance(value, int)]
+    even = len(numbers) == len(values) and len({b - a for a, b in itertools.pairwise(numbers)}) == 1
+    if len(values) > 8 and even:
         return f"{values[0]}, {values[1]}, ... {values[-1]}"
     return ", ".join(map(str, values))

@@ -86,7 +86,7 @@ def test_a_good_schedule_breaks_no_rule() -> None:
         ({"cluster_m": 3}, "cluster 3x1"),
         ({"cluster_m": 4, "tile_n": 248}, "sliced over 4 CTAs"),
         ({"cluster_m": 4, "cluster_n": 4}, "cluster 4x4: valid are 1x1, 2x1, 1x2, 2x2, 4x1, 1x4, 2x4, 4x2"),
-        ({"cluster_m": 8}, "cluster 8x1"),
+        ({"cluster_m": 8, "cluster_n": 2}, "cluster 8x2"),
         ({"multicast_kind": "all"}, "multicast_kind all"),
         ({"multicast_kind": "leader", "cluster_m": 1}, "multicast_kind leader without a cluster"),
         ({"split_k": 2, "persistent": False}, "split_k 2 with cluster 2x1"),
