@@ -83,7 +83,7 @@ def read_noise(path: str | Path) -> Noise:
         )
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise BadInput(f"{path} is no document of `tileseek noise`: {error}") from error
 
 
@@ -96,11 +96,26 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     read_noise(path)
     try:
         obj = json.loads(Path(path).read_bytes())
-        rows = [{"date": obj["date"], **row} for row in obj["rows"]]
-        resolvable(rows)
-    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        rows = [{"date": str(obj["date"]), **_row(row)} for row in obj["rows"]]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise BadInput(f"{path} is no document of `tileseek noise`: {type(error).__name__}: {error}") from error
     return rows
+
+
+def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The row, if it has what is pooled and printed."""
+    for name in ("name", "policy_name", "bottleneck"):
+        if not isinstance(row[name], str):
+            raise TypeError(f"{name} is {row[name]!r}, valid is a word")
+    for quantity, spread in row["scatter"].items():
+        if quantity not in QUANTITIES:
+            raise ValueError(f"quantity is {quantity!r}, valid are {', '.join(QUANTITIES)}")
+        for name in ("within", "between", "largest"):
+            _share(spread[name])
+        _share(SIGMAS * spread["within"])
+        if isinstance(spread["pairs"], bool) or not isinstance(spread["pairs"], int) or spread["pairs"] < 1:
+            raise ValueError(f"pairs is {spread['pairs']!r}, valid is 1 or more")
+    return row
 
 
 def scatter(calls: Sequence[Sequence[float]]) -> dict[str, float | int]:

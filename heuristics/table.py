@@ -25,6 +25,8 @@ from ..space import (
     Problem,
     Schedule,
     find_device,
+    misfits,
+    unsupported,
     violations,
 )
 from ..space.problem import MATRICES, TMA_ALIGNMENT
@@ -262,7 +264,11 @@ def build_table(
     generator, compiler = newest_tools(contents, device)
     groups = by_problem(current_measures(contents, device, objective))
     choose = partial(select_final, device=device, noise=noise or Noise(), objective=objective)
-    entries = [_entry(problem, _ranked(groups[problem], objective, choose)) for problem in sorted(groups)]
+    entries = []
+    for problem in sorted(groups):
+        # What a rule refuses today may have been measured before there was the rule.
+        runs = partial(_runs, problem=problem, device=device)
+        entries.append(_entry(problem, _ranked(groups[problem], objective, choose, runs), runs))
     found = tuple(entry for entry in entries if entry is not None)
     return Table(device, generator, compiler, found, predictor, held_out_regret, objective)
 
@@ -401,13 +407,23 @@ class _Ranking:
     tied: tuple[Schedule, ...]
 
 
-def _ranked(measures: Sequence[Measure], objective: str, choose: Callable[..., Selection | None]) -> _Ranking:
-    """Those of final shoot-outs, with their winner first, then those that were screened only. Measures that say nothing
-    about the objective do not count."""
+def _runs(schedule: Schedule, problem: Problem, device: Device) -> bool:
+    return not any(unsupported(problem, device)) and not any(misfits(problem, schedule, device))
+
+
+def _ranked(
+    measures: Sequence[Measure],
+    objective: str,
+    choose: Callable[..., Selection | None],
+    runs: Callable[[Schedule], bool],
+) -> _Ranking:
+    """Those of final shoot-outs that run, with their winner first, then those that were screened only. Measures that
+    say nothing about the objective do not count."""
     finals: dict[Schedule, list[Measure]] = defaultdict(list)
     screened: dict[Schedule, list[Measure]] = defaultdict(list)
     for measure in measures:
         (finals if is_final(measure) else screened)[measure.schedule].append(measure)
+    finals = {schedule: group for schedule, group in finals.items() if runs(schedule)}
     selection = choose([measure for group in finals.values() for measure in group])
     cost_of = costs([measure for group in screened.values() for measure in group], objective)
     rest = [_Candidate(s, screened[s]) for s in sorted(cost_of, key=lambda s: (cost_of[s], s.name)) if s not in finals]
@@ -423,14 +439,17 @@ def _numerics(problem: Problem, schedule: Schedule, rel_error: float | None) -> 
     return {**found, "accumulate": problem.accumulate} if DTYPE_BYTES[problem.dtype] == 1 else found
 
 
-def _entry(problem: Problem, ranking: _Ranking) -> Entry | None:
-    if not ranking.candidates:
+def _entry(problem: Problem, ranking: _Ranking, runs: Callable[[Schedule], bool]) -> Entry | None:
+    candidates = (candidate for candidate in ranking.candidates if runs(candidate.schedule))
+    best = next(candidates, None)
+    if best is None:
         return None
-    best = ranking.candidates[0]
     alternates: dict[Schedule, Timed] = {}
-    for candidate in ranking.candidates[1:]:
-        if candidate.schedule.kernel != best.schedule.kernel and len(alternates) < ALTERNATES:
+    for candidate in candidates:
+        if candidate.schedule.kernel != best.schedule.kernel:
             alternates.setdefault(candidate.schedule.kernel, candidate.timed())
+        if len(alternates) == ALTERNATES:
+            break
     timed = best.timed()
     policies = Counter(measure.policy for measure in best.measures)
     errors = [error for m in best.measures if isinstance(error := _check(m).get("norm"), float)]

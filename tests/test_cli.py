@@ -446,6 +446,7 @@ def a_file(folder: Path) -> str:
         (["export", "t4", "--objective", "edp"], "--objective means nothing to export t4"),
         (["export", "t4", "--journal", "j", "--device", "H200"], "valid is --device or --journal, not both"),
         (["export", "journal"], "export journal without --out"),
+        (["export", "journal", "--out", "kept.jsonl"], "--out is kept.jsonl: valid is a name that ends in .gz"),
         (["portfolio", "--loss", "-1"], "the loss is -1: valid is 0 or more"),
         (["portfolio", "--suite", "nosuch"], "nosuch"),
         (["portfolio", "--journal", "none.jsonl"], "cannot read none.jsonl: No such file or directory"),

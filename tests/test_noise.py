@@ -211,7 +211,17 @@ def test_the_noisiest_problem_of_a_kind_counts(tmp_path: Path) -> None:
     assert "| final | 0.60 % |" in noise_table(read_noise(path))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"v": 2, "resolvable": {}}', '{"v": 1, "resolvable": {"a": 7}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"v": 2, "resolvable": {}}',
+        '{"v": 1, "resolvable": {"a": 7}}',
+        f'{{"v": 1, "resolvable": {{"final": {{"power": {{"time": {10**400}}}}}}}}}',
+    ],
+)
 def test_what_is_no_noise_document_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "noise.json"
     path.write_text(text)
@@ -219,11 +229,12 @@ def test_what_is_no_noise_document_is_refused(tmp_path: Path, text: str) -> None
         read_noise(path)
     with pytest.raises(BadInput, match="cannot read"):
         read_noise(tmp_path / "absent.json")
-    for rows in (
-        "7",
-        '[{"policy_name": "a"}]',
-        '[{"policy_name":"a","bottleneck":"b","name":"c","scatter":{"time":{"within":0,"pairs":0}}}]',
-    ):
+    spread = {"within": 0.001, "between": 0.001, "largest": 0.002, "pairs": 12}
+    row = {"policy_name": "a", "bottleneck": "b", "name": "c", "scatter": {"time": spread}}
+    changes: list[dict[str, Any]] = [{"pairs": 0}, {"pairs": True}, {"within": math.nan}, {"within": 0.5}]
+    changes += [{"between": "x"}, {"largest": math.inf}]
+    bad = [row | {"scatter": {"time": spread | change}} for change in changes]
+    for rows in ("7", '[{"policy_name": "a"}]', *(json.dumps([r]) for r in [*bad, row | {"scatter": {"joy": spread}}])):
         path.write_text(f'{{"v": 1, "resolvable": {{}}, "date": "d", "rows": {rows}}}')
         with pytest.raises(BadInput, match="no document of `tileseek noise`"):
             read_rows(path)

@@ -94,6 +94,10 @@ def test_a_good_schedule_breaks_no_rule() -> None:
         ({"split_k": 2, "cluster_m": 1}, "split_k 2 of a cluster in a persistent kernel"),
         ({"reduction": "slots"}, "reduction slots of whole tiles"),
         ({"stream_k": True}, "reduction cluster with stream_k"),
+        ({"split_k": 17, "cluster_m": 1, "reduction": "slots"}, "split_k 17: valid are 1, 2, 3, 4, 5, 6,"),
+        ({"alone_stages": 2}, "alone_stages 2 without"),
+        ({"alone_stages": 4, "straight_start": True, "stages": 3}, "alone_stages 4 of 3 stages: valid are 0, 1, 2"),
+        ({"parts_apart": True}, "parts_apart where CTAs share loads"),
         ({"residual_buffers": 2}, "2 residual buffers without a residual"),
         ({"dependent_launch": "wait"}, "dependent_launch 'wait' where the overlap is none"),
         ({"producer_regs": 24, "consumer_regs": 240, "evict_first": "a"}, "24 registers for a producer"),
@@ -117,6 +121,14 @@ def test_a_good_schedule_breaks_no_rule() -> None:
 def test_each_rule_names_the_value_it_refuses(changes: dict[str, Any], reason: str) -> None:
     reasons = violations(LARGE, replace(GOOD, **changes), H200)
     assert any(reason in words for words in reasons), reasons
+
+
+def test_a_batch_has_no_single_stage_that_is_filled_alone() -> None:
+    alone = replace(GOOD, alone_stages=1, straight_start=True)
+    assert violations(LARGE, alone, H200) == []
+    reasons = violations(replace(LARGE, batch=2), replace(alone, stages=3), H200)
+    assert reasons == ["alone_stages 1 of 3 stages of a batch: valid are 0, 2"]
+    assert 1 not in domain("alone_stages", alone, replace(LARGE, batch=2), H200)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,17 @@ def test_finalists_compare_by_time_or_where_power_limits_by_cycles(limited: bool
     assert best(faster, frugal) == winner
 
 
+@pytest.mark.parametrize("policy", ["screen-1", "final-1"])
+def test_what_the_rules_refuse_never_wins(policy: str) -> None:
+    refused = replace(FIRST, parts_apart=True)
+    measures = [
+        measured(P, s, us, 100 / us, policy=policy) for s, us in ((refused, 50.0), (SECOND, 90.0), (THIRD, 95.0))
+    ]
+    (entry,) = build_table(contents(measures), H200).entries
+    assert entry.schedule == SECOND
+    assert refused not in entry.schedules
+
+
 def test_without_ratios_the_shortest_time_wins() -> None:
     assert best(measured(P, FIRST, 9.0), measured(P, SECOND, 8.0)) == SECOND
 

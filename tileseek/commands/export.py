@@ -59,17 +59,29 @@ def command(
         tuned_for = check_objective(FOR_TIME if objective is None else objective)
         if form == "table":
             require("search", "numpy", "sklearn")
+        packed = _packed(out) if form == "journal" else None
         contents = read_journals(journal or [journal_path(where)])
-        if form == "journal":
-            _pack(contents, out)
+        if packed is not None:
+            _pack(contents, packed)
             return
         write_text(out, to_t4(contents) if form == "t4" else make_table(contents, where, tuned_for).dumps())
 
 
-def _pack(contents: JournalContents, out: Path | None) -> None:
+def _packed(out: Path | None) -> Path:
+    """Where the journal goes.
+
+    Raises:
+        BadInput: nowhere, or to a name by which nobody would know that it is packed.
+    """
     if out is None:
         raise BadInput("export journal without --out: valid is the name of a file, such as kept.jsonl.gz")
+    if out.suffix != ".gz":
+        raise BadInput(f"--out is {out}: valid is a name that ends in .gz, by which a packed journal is known")
     check_writable(out)
+    return out
+
+
+def _pack(contents: JournalContents, out: Path) -> None:
     pack(contents, out)
     notes.print(f"packed {len(contents.measures) + len(contents.compiles)} measurements")
 

@@ -65,11 +65,11 @@ def command(
     for name, value, least in (("copies", copies, 2), ("calls", calls, 1), ("selections", selections, 0)):
         if value < least:
             raise BadInput(f"--{name} is {value}: valid is {least} or more")
+    known = [row for path in earlier or () for row in read_rows(path)]
     device = hopper(gpu).device
     for each in asked.problems:
         for reason in unsupported(each.problem, device):
             raise BadInput(f"{each.name}: {reason}")
-    known = [row for path in earlier or () for row in read_rows(path)]
     require("tune", "torch", "cuda.bindings")
     if out is not None:
         check_writable(out)
