@@ -107,7 +107,7 @@ class Constants:
     edge_bytes: float = 64.0
     """What memory could move otherwise while a sector of D is put together that two tiles write: tiles whose rows in D
     end inside sectors take 5 to 8 % longer where K is 1024 at most."""
-    misaligned: float = 1.5
+    misaligned: float = 1.25
     """Slow-down of loads from rows that begin at odd multiples of 16 bytes: 4096 x 4096 x 4104 takes a third longer
     than 4096^3 where no CTAs share loads, and no longer where two share the wider operand. L2 does not answer them
     together either: the tiles of 1000 x 1000 x 1000 take 8.8 to 9.8 us however they are dealt to CTAs."""
