@@ -271,11 +271,12 @@ def analyse(problem: Problem, s: Schedule, device: Device, c: Constants = H200_C
     l2_block = a_bytes / s.cluster_n + b_bytes / s.cluster_m
     first, second = s.operands
     a_cost, b_cost = _row_cost(problem, s, first, c), _row_cost(problem, s, second, c)
-    asked = a_bytes / s.cluster_n * a_cost + b_bytes / s.cluster_m * b_cost
+    a_asked, b_asked = a_bytes / s.cluster_n * a_cost, b_bytes / s.cluster_m * b_cost
+    asked = a_asked + b_asked
     a_together, b_together = asked_together(grid, s, units, c)
     # Lines of rows that begin inside sectors are asked for by each.
-    handed_out = a_bytes / s.cluster_n * a_cost / (1.0 if misaligned(problem, first) else a_together)
-    handed_out += b_bytes / s.cluster_m * b_cost / (1.0 if misaligned(problem, second) else b_together)
+    handed_out = a_asked / (1.0 if misaligned(problem, first) else a_together)
+    handed_out += b_asked / (1.0 if misaligned(problem, second) else b_together)
     block = _tensor_cycles(s, device, element, c)
     if odd_columns(problem, s):
         block *= c.odd_columns

@@ -6,7 +6,8 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,23 +69,8 @@ def read_noise(path: str | Path) -> Noise:
     Raises:
         BadInput: the file cannot be read, or is no such document.
     """
-    try:
-        obj = json.loads(Path(path).read_bytes())
-        if obj["v"] != NOISE_VERSION:
-            raise ValueError(f"version {obj['v']!r}, valid is {NOISE_VERSION}")
-        return Noise(
-            {
-                policy: {
-                    bottleneck: {quantity: _share(value) for quantity, value in quantities.items()}
-                    for bottleneck, quantities in kinds.items()
-                }
-                for policy, kinds in obj["resolvable"].items()
-            }
-        )
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise BadInput(f"{path} is no document of `tileseek noise`: {error}") from error
+    with _document(path) as obj:
+        return _noise(obj)
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -93,13 +79,35 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
     Raises:
         BadInput: the file cannot be read, or is no such document.
     """
-    read_noise(path)
+    with _document(path) as obj:
+        _noise(obj)
+        return [{"date": str(obj["date"]), **_row(row)} for row in obj["rows"]]
+
+
+@contextmanager
+def _document(path: str | Path) -> Iterator[Any]:
+    """The document in a file, and the one way in which whatever is wrong with it is told."""
     try:
         obj = json.loads(Path(path).read_bytes())
-        rows = [{"date": str(obj["date"]), **_row(row)} for row in obj["rows"]]
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise BadInput(f"{path} is no document of `tileseek noise`: {type(error).__name__}: {error}") from error
-    return rows
+        if obj["v"] != NOISE_VERSION:
+            raise ValueError(f"version {obj['v']!r}, valid is {NOISE_VERSION}")
+        yield obj
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise BadInput(f"{path} is no document of `tileseek noise`: {error}") from error
+
+
+def _noise(obj: Any) -> Noise:
+    return Noise(
+        {
+            policy: {
+                bottleneck: {quantity: _share(value) for quantity, value in quantities.items()}
+                for bottleneck, quantities in kinds.items()
+            }
+            for policy, kinds in obj["resolvable"].items()
+        }
+    )
 
 
 def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -85,13 +85,12 @@ def portfolio(measures: Iterable[Measure], loss: float, least: int = 1) -> Portf
     if not problems:
         raise BadInput(f"no problem was measured with {least} schedules: valid is a smaller number")
     chosen = _greedily(serves, problems, loss)
-    if chosen.geomean[-1] <= loss:
-        while len(chosen.kernels) > 1:
-            fewer = _exchanged(chosen.kernels[:-1], serves, problems)
-            found = _greedily({kernel: serves[kernel] for kernel in fewer}, problems, loss)
-            if found.geomean[-1] > loss:
-                break
-            chosen = found
+    while chosen.geomean[-1] <= loss and len(chosen.kernels) > 1:
+        fewer = _exchanged(chosen.kernels[:-1], serves, problems)
+        found = _greedily({kernel: serves[kernel] for kernel in fewer}, problems, loss)
+        if found.geomean[-1] > loss:
+            break
+        chosen = found
     return chosen
 
 

@@ -25,8 +25,6 @@ from ..space import (
     Problem,
     Schedule,
     find_device,
-    misfits,
-    unsupported,
     violations,
 )
 from ..space.problem import MATRICES, TMA_ALIGNMENT
@@ -267,7 +265,7 @@ def build_table(
     entries = []
     for problem in sorted(groups):
         # What a rule refuses today may have been measured before there was the rule.
-        runs = partial(_runs, problem=problem, device=device)
+        runs = partial(_runs, problem, device)
         entries.append(_entry(problem, _ranked(groups[problem], objective, choose, runs), runs))
     found = tuple(entry for entry in entries if entry is not None)
     return Table(device, generator, compiler, found, predictor, held_out_regret, objective)
@@ -407,8 +405,8 @@ class _Ranking:
     tied: tuple[Schedule, ...]
 
 
-def _runs(schedule: Schedule, problem: Problem, device: Device) -> bool:
-    return not any(unsupported(problem, device)) and not any(misfits(problem, schedule, device))
+def _runs(problem: Problem, device: Device, schedule: Schedule) -> bool:
+    return not violations(problem, schedule, device)
 
 
 def _ranked(

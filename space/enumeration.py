@@ -302,9 +302,7 @@ def _clip_boxes(s: Schedule, problem: Problem, device: Device) -> list[bool]:
 
 
 def _alone_stages(s: Schedule, problem: Problem, device: Device) -> list[int]:
-    if not can_fill_alone(s) or not _producer_fits(vary(s, alone_stages=1), problem):
-        return [0]
-    return list(alone_counts(problem, s))
+    return list(alone_counts(problem, s)) if can_fill_alone(s) else [0]
 
 
 def _early_fill(s: Schedule, problem: Problem, device: Device) -> list[bool]:

@@ -402,7 +402,7 @@ def _shared_k(problem: Problem, s: Schedule, device: Device) -> Iterator[str]:
 
 def can_part(s: Schedule) -> bool:
     """Whether the CTAs that share the K of a tile may be launched apart: in a cluster they come together, and loads
-    for several CTAs are never put together with others."""
+    for several CTAs are hardly ever put together with others."""
     return s.split_k > 1 and s.workspace and not s.multicast
 
 
