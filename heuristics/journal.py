@@ -153,6 +153,16 @@ class Measure:
         return self.ratio_energy * self.ratio_to_ref
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of `median_us` over the rounds, its ends over `median_us`; None where it was not kept."""
+        intervals = self.raw.get("ci95")
+        ends = intervals.get("median_us") if isinstance(intervals, Mapping) else None
+        if not isinstance(ends, list | tuple) or len(ends) != 2 or self.median_us is None:
+            return None
+        low, high = (_positive(end) if isinstance(end, int | float) else None for end in ends)
+        return None if low is None or high is None else (low / self.median_us, high / self.median_us)
+
+    @property
     def objective(self) -> str:
         """What the run that made it tuned for: the word before the colon of a policy such as `energy:screen-3fa2b1`."""
         objective, colon, _ = self.policy.partition(":")

@@ -112,7 +112,7 @@ def _noise(obj: Any) -> Noise:
 
 def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The row, if it has what is pooled and printed."""
-    for name in ("name", "policy_name", "bottleneck"):
+    for name in ("name", "policy", "policy_name", "bottleneck"):
         if not isinstance(row[name], str):
             raise TypeError(f"{name} is {row[name]!r}, valid is a word")
     for quantity, spread in row["scatter"].items():

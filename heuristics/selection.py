@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..cost_model.costs import CYCLES, TIME, cost, power_limited, yardstick
+from ..cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, power_limited, yardstick
 from ..space import FOR_TIME, Device, Schedule, bottleneck
 from .journal import Measure
 from .noise import Margins, Noise
@@ -27,14 +27,26 @@ class Selection:
     costs: Mapping[Schedule, float]
 
 
-def select(costs: Mapping[Schedule, float], margin: float, incumbent: Schedule | None = None) -> Selection:
+Interval = tuple[float, float]
+
+
+def select(
+    costs: Mapping[Schedule, float],
+    margin: float,
+    incumbent: Schedule | None = None,
+    intervals: Mapping[Schedule, Interval] | None = None,
+) -> Selection:
     """The winner among schedules and their costs, one or more.
 
-    Who is within the relative `margin` of the cheapest ties with it. A tie goes to the incumbent, otherwise to the
-    cheapest, whom a selection that is repeated wins again or ties with. Equal costs go by name.
+    Who is within the relative `margin` of the cheapest ties with it, and so does whose interval of costs meets that of
+    the cheapest, where they have one. A tie goes to the incumbent, otherwise to the cheapest, whom a selection that is
+    repeated wins again or ties with. Equal costs go by name.
     """
     ranked = sorted(costs, key=lambda s: (costs[s], s.name))
-    tied = [s for s in ranked if costs[s] <= costs[ranked[0]] * (1 + margin)]
+    intervals = intervals or {}
+    _, most = intervals.get(ranked[0], (0.0, 0.0))
+    limit = costs[ranked[0]] * (1 + margin)
+    tied = [s for s in ranked if costs[s] <= limit or (s in intervals and intervals[s][0] <= most)]
     winner = incumbent if incumbent is not None and incumbent in tied else ranked[0]
     return Selection(winner, tuple(sorted((s for s in tied if s != winner), key=lambda s: s.name)), costs)
 
@@ -48,10 +60,11 @@ def select_final(
 ) -> Selection | None:
     """The winner among the measures of final shoot-outs on one problem; None when none is correct.
 
-    The margins are those of the policies and of the kind of problem. A schedule that was measured several times counts
-    by its medians. Where power holds the clock down, who gets the higher clock is chance (`noise.clock_repeats`): there
-    cycles decide, among those that are not slower than the fastest by more than twice the margin of time. Who is slower
-    costs as much more than the cheapest of those as its time is longer than the fastest.
+    The margins are those of the policies and of the kind of problem; times also tie whose intervals over the rounds
+    meet. A schedule that was measured several times counts by its medians. Where power holds the clock down, who gets
+    the higher clock is chance (`noise.clock_repeats`): there cycles decide, among those that are not slower than the
+    fastest by more than twice the margin of time. Who is slower costs as much more than the cheapest of those as its
+    time is longer than the fastest.
     """
     correct = [measure for measure in measures if measure.status == "correct"]
     stick = yardstick(correct, objective)
@@ -64,12 +77,25 @@ def select_final(
     margins = margins_among(correct, {m.policy for m in correct}, device, noise, objective)
     costs = {schedule: _median(group, stick) for schedule, group in groups.items()}
     if stick != CYCLES:
-        return select(costs, margins.cost, incumbent)
+        return select(costs, margins.cost, incumbent, cost_intervals(groups, stick))
     times = {schedule: _median(group, TIME) for schedule, group in groups.items()}
     fastest = min(times.values())
     eligible = {s: costs[s] for s in groups if times[s] <= fastest * (1 + _OF_CHANCE * margins.cost)}
     slower = {s: min(eligible.values()) * times[s] / fastest for s in groups if s not in eligible}
     return replace(select(eligible, margins.cycles, incumbent), costs=eligible | slower)
+
+
+def cost_intervals(groups: Mapping[Schedule, Sequence[Measure]], stick: str) -> dict[Schedule, Interval]:
+    """Between which costs each schedule lies with 95 % probability, by its own times over the rounds: wide for kernels
+    that depend on what ran before them. Of cycles none are known."""
+    found: dict[Schedule, Interval] = {}
+    for schedule, measures in groups.items() if stick in (TIME, MICROSECONDS) else ():
+        intervals = [measure.interval for measure in measures if measure.interval is not None]
+        if intervals:
+            middle = _median(measures, stick)
+            low, high = (statistics.median(ends) for ends in zip(*intervals, strict=True))
+            found[schedule] = (middle * low, middle * high)
+    return found
 
 
 def margins_among(

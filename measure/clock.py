@@ -17,6 +17,9 @@ from .lazy import torch
 MAX_SMS = 160
 """More than any Hopper GPU has (144 on a full die)."""
 
+_UNSETTLING_THREADS, _UNSETTLING_WAVES = 1024, 3
+"""Two blocks fill an SM."""
+
 PROBE_SOURCE = f"""\
 typedef unsigned long long u64;
 
@@ -41,6 +44,17 @@ extern "C" __global__ void wait(u64 duration) {{
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   }} while (now - start < duration);
 }}
+
+// Blocks in several waves, each of which takes a time of its own: SMs become free in an order that `seed` draws.
+extern "C" __global__ void __launch_bounds__({_UNSETTLING_THREADS}) unsettle(unsigned seed) {{
+  unsigned mixed = (blockIdx.x + 1) * 2654435761u ^ seed * 2246822519u;
+  mixed = (mixed ^ mixed >> 15) * 3266489917u;
+  u64 start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  do {{
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  }} while (now - start < mixed >> 20);
+}}
 """
 
 _BLOCKS_PER_SM = 4
@@ -57,8 +71,9 @@ class Clock:
         self._module = Module(compilation.cubin)
         self._probe = self._module.function("probe")
         self._wait = self._module.function("wait")
+        self._unsettle = self._module.function("unsettle")
         self._stream = cuda.CUstream(stream)
-        self._blocks = sm_count * _BLOCKS_PER_SM
+        self._sms = sm_count
         self._marks: Any = None
 
     def reset(self, slots: int) -> None:
@@ -70,11 +85,17 @@ class Clock:
     def mark(self, slot: int, end: bool) -> None:
         """Enqueue the mark before (`end` False) or after slot number `slot`."""
         marks, mark = ctypes.c_uint64(self._marks.data_ptr()), ctypes.c_int32(2 * slot + end)
-        self._launch(self._probe, self._blocks, [marks, mark])
+        self._launch(self._probe, self._sms * _BLOCKS_PER_SM, [marks, mark])
 
     def wait(self, microseconds: float) -> None:
         """Enqueue an idle wait."""
         self._launch(self._wait, 1, [ctypes.c_uint64(int(microseconds * 1000))])
+
+    def unsettle(self, seed: int) -> None:
+        """Enqueue some 10 us of blocks that end in an order drawn by `seed`, 0 to 2^32 - 1: the times of launches that
+        follow depend on it."""
+        blocks = 2 * _UNSETTLING_WAVES * self._sms
+        self._launch(self._unsettle, blocks, [ctypes.c_uint32(seed)], _UNSETTLING_THREADS)
 
     def mhz(self, slots: int) -> list[float]:
         """The effective MHz of each of the first `slots` slots, a mean over the SMs seen at both ends.
@@ -84,11 +105,11 @@ class Clock:
         marks = self._marks[:slots].cpu().numpy()
         return [effective_mhz(slot[0], slot[1]) for slot in marks]
 
-    def _launch(self, function: Any, blocks: int, arguments: list[Any]) -> None:
+    def _launch(self, function: Any, blocks: int, arguments: list[Any], threads: int = 32) -> None:
         addresses = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         checked(
             "cuLaunchKernel",
-            cuda.cuLaunchKernel(function, blocks, 1, 1, 32, 1, 1, 0, self._stream, ctypes.addressof(addresses), 0),
+            cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(addresses), 0),
         )
 
 

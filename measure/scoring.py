@@ -87,6 +87,7 @@ def score(
         "ratio_cycles_best": _ratio(best, own, _cycles),
     }
     taken = [sample for sample in own if sample is not None]
+    intervals = {**ratios, "median_us": estimate([sample.us for sample in taken])}
     median_us = _median_us(own)
     floor = floor_us(field.problem, field.device)
     plausible = median_us >= floor
@@ -103,7 +104,7 @@ def score(
         median_us=median_us,
         median_cycles=median([_cycles(sample) for sample in taken]),
         **{name: value.median for name, value in ratios.items()},
-        ci95={name: (value.low, value.high) for name, value in ratios.items()},
+        ci95={name: (value.low, value.high) for name, value in intervals.items()},
         ref=field.default,
         ref_us=_median_us(default),
         best=field.best,

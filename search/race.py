@@ -10,13 +10,17 @@ from dataclasses import replace
 
 from ..cost_model.costs import CYCLES, costs, yardstick
 from ..heuristics.noise import Noise
-from ..heuristics.selection import margins_among
+from ..heuristics.selection import cost_intervals, margins_among, select
 from ..measure.policy import SCREEN
 from ..space import FOR_TIME, Problem, Schedule
 from .runner import OnMeasure, Runner
 
-RACE = replace(SCREEN, name="race", rounds=2 * SCREEN.rounds)
+RACE = replace(SCREEN, name="race", rounds=2 * SCREEN.rounds, unsettled=True)
 """The policy of the first heat."""
+
+_OF_CHANCE = 2.0
+"""Margins within which a schedule stays: the best of a heat has had chance on its side, and who leaves never comes
+back."""
 
 
 def race(
@@ -38,12 +42,14 @@ def race(
         measures = runner.measure(problem, ranking, policy, on_measure)
         cost_of = costs(measures, objective)
         finished = sorted(cost_of, key=lambda s: (cost_of[s], s))
-        stay = max(keep, len(ranking) // 2)
-        if len(finished) > stay:
+        staying = set(finished[: max(keep, len(ranking) // 2)])
+        if len(finished) > len(staying):
+            stick = yardstick(measures, objective)
             margins = margins_among(measures, [SCREEN.key], runner.device, noise, objective)
-            margin = margins.cycles if yardstick(measures, objective) == CYCLES else margins.cost
-            stay = max(stay, sum(cost_of[s] <= cost_of[finished[0]] * (1 + margin) for s in finished))
-        ranking = finished[:stay]
-        dropped = keep < stay < len(finished)
+            margin = _OF_CHANCE * (margins.cycles if stick == CYCLES else margins.cost)
+            groups = {m.schedule: [m] for m in measures if m.schedule in cost_of}
+            staying.update(select(cost_of, margin, intervals=cost_intervals(groups, stick)).tied)
+        ranking = [schedule for schedule in finished if schedule in staying]
+        dropped = keep < len(ranking) < len(finished)
         policy = replace(policy, rounds=2 * policy.rounds)
     return ranking

@@ -109,32 +109,33 @@ def twin(problem: Problem, schedule: Schedule, device: Device) -> Schedule | Non
     return capped if fits else None
 
 
-def repeat_selection(
-    runner: Runner,
-    named: NamedProblem,
-    entrants: Sequence[Schedule],
-    count: int,
-    noise: Noise,
-    policy: Policy = FINAL,
-    on_call: OnCall = lambda: None,
+def select_again(
+    runner: Runner, named: NamedProblem, entrants: Sequence[Schedule], noise: Noise, policy: Policy = FINAL
+) -> Selection:
+    """The best of the entrants, in a race and a shoot-out of their own.
+
+    Raises:
+        MeasureError: no entrant is correct.
+    """
+    finalists = race(runner, named.problem, entrants, LAST, lambda _: None, noise=noise)
+    measures = runner.measure(named.problem, finalists, policy, lambda _: None)
+    selection = select_final(measures, runner.device, noise)
+    if selection is None:
+        raise MeasureError(f"{named.name}: no entrant is correct")
+    return selection
+
+
+def selection_row(
+    device: Device, named: NamedProblem, entrants: Sequence[Schedule], policy: Policy, chosen: Sequence[Selection]
 ) -> dict[str, Any]:
-    """Choose the best of the same entrants `count` times, each time in a race and a shoot-out of its own.
+    """What selections from the same entrants, one or more, have in common.
 
     `winners` counts them; `undeclared` are the selections that neither chose the usual winner nor declared it tied.
     `twins_apart` is the largest difference reported between the first entrant and its `twin`, where that is another;
     null when they never met in a final.
     """
     first = entrants[0]
-    other = twin(named.problem, first, runner.device)
-    chosen: list[Selection] = []
-    for _ in range(count):
-        finalists = race(runner, named.problem, entrants, LAST, lambda _: None, noise=noise)
-        measures = runner.measure(named.problem, finalists, policy, lambda _: None)
-        selection = select_final(measures, runner.device, noise)
-        if selection is None:
-            raise MeasureError(f"{named.name}: no entrant is correct")
-        chosen.append(selection)
-        on_call()
+    other = twin(named.problem, first, device)
     winners = Counter(selection.winner for selection in chosen)
     usual = max(winners, key=lambda schedule: (winners[schedule], schedule))
     return {
@@ -142,7 +143,7 @@ def repeat_selection(
         "problem": named.problem.to_json(),
         "policy": policy.key,
         "entrants": [schedule.name for schedule in entrants],
-        "selections": count,
+        "selections": len(chosen),
         "winners": {schedule.name: times for schedule, times in winners.most_common()},
         "ties": sum(bool(selection.tied) for selection in chosen),
         "undeclared": sum(usual != selection.winner and usual not in selection.tied for selection in chosen),

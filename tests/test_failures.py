@@ -17,6 +17,8 @@ from fake_gpu import FakeSample
 from tileseek.measure.policy import FINAL, SCREEN
 from tileseek.measure.results import Candidate, Result
 from tileseek.measure.supervisor import Measurer
+from tileseek.search.race import RACE
+from tileseek.search.shootout import FINALS
 from tileseek.space import Problem, Schedule
 
 SCHEDULE = Schedule.parse("coop2_128x256x64_s4_w0_c2x1_pall_rm8_reg40-232_tma64x2")
@@ -78,7 +80,7 @@ def test_a_slow_kernel_costs_bounded_time_and_not_a_number_of_samples() -> None:
         def __init__(self) -> None:
             pass
 
-        def _run(self, batch: Any, spacer: Any, policy: Any) -> list[Any]:
+        def _run(self, batch: Any, spacer: Any, policy: Any, rng: Any) -> list[Any]:
             return [FakeSample(slot.expected_ms * 1000 / slot.calls) for slot in batch]
 
     def samples(policy: Any) -> list[int]:
@@ -102,13 +104,69 @@ def test_every_order_of_a_round_is_drawn() -> None:
         def __init__(self) -> None:
             pass
 
-        def _run(self, batch: Any, spacer: Any, policy: Any) -> list[Any]:
+        def _run(self, batch: Any, spacer: Any, policy: Any, rng: Any) -> list[Any]:
             orders.add(tuple(slot.name for slot in batch))
             return [FakeSample(100.0) for _ in batch]
 
     slots = [Slot(name, None, 1, 2.0) for name in "abc"]  # type: ignore[arg-type]
     Noting().race(slots, slots[0], SCREEN, 60, 2.0, random.Random(0), lambda _: None)
     assert orders == set(itertools.permutations("abc"))
+
+
+def test_no_two_slots_of_a_final_come_after_the_same() -> None:
+    """A kernel's time depends on how the work before it ended, and stays as it is for the launches that follow."""
+    pytest.importorskip("cuda.bindings")
+    from tileseek.measure.nvml import Reading
+    from tileseek.measure.timing import Slot, Stopwatch
+
+    log: list[Any] = []
+
+    class Noting:
+        """A clock, a stream, events and a graph at once: what is asked of them is noted."""
+
+        def __init__(self, name: str = "") -> None:
+            self.name = name
+
+        def launch(self, stream: Any) -> None:
+            log.append(self.name)
+
+        def unsettle(self, seed: int) -> None:
+            log.append(seed)
+
+        def mark(self, slot: int, end: bool) -> None:
+            log.append("end" if end else "start")
+
+        def mhz(self, slots: int) -> list[float]:
+            return [1800.0] * slots
+
+        def elapsed_time(self, other: Any) -> float:
+            return 2.0
+
+        def reset(self, slots: int) -> None: ...
+        def synchronize(self) -> None: ...
+
+    class Still(Stopwatch):
+        def __init__(self) -> None:
+            self._clock = self._stream = Noting()  # type: ignore[assignment]
+            self._handle = 0
+
+        def _event(self) -> Any:
+            return Noting()
+
+        def _watch(self, start: Any, end: Any) -> Reading:
+            return Reading(500.0, 1800, 50, 0)
+
+    slots = [Slot(name, Noting(name), 1, 2.0) for name in "abc"]  # type: ignore[arg-type]
+    spacer = Slot("spacer", Noting("spacer"), 1, 2.0)  # type: ignore[arg-type]
+    Still().race(slots, spacer, SCREEN, 2, 2.0, random.Random(0), lambda _: None)
+    assert [each for each in log if each not in "abc"] == ["spacer", "start", "end"] * 6
+    log.clear()
+    for policy in (*FINALS, RACE):
+        Still().race(slots, spacer, policy, 2, 2.0, random.Random(policy.name), lambda _: None)
+    heads = [log[i : i + 2] for i in range(0, len(log), 5)]
+    assert {head for head, _ in heads} == {"spacer"}
+    seeds = [seed for _, seed in heads]
+    assert len(seeds) == len(set(seeds)) == 6 * 4 and all(0 <= seed < 2**32 for seed in seeds)
 
 
 def test_the_kernels_planted_on_a_gpu_compile() -> None:

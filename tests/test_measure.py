@@ -353,7 +353,8 @@ def test_score_pairs_rounds_in_time_and_in_cycles() -> None:
     assert result.score == result.ratio_cycles == pytest.approx(1 / 0.95)
     assert result.best == "cublaslt1"
     assert result.ratio_cycles_best == pytest.approx(261 / 270 / 0.95)
-    assert set(result.ci95) == set(RATIOS)
+    assert set(result.ci95) == {*RATIOS, "median_us"}
+    assert result.ci95["median_us"] == (min(result.times_us), max(result.times_us))
     assert result.median_cycles == pytest.approx(0.95 * 270_000)
     assert result.to_json()["ci95"]["ratio_cycles"] == pytest.approx([1 / 0.95] * 2, rel=1e-5), "six digits"
 

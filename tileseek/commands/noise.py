@@ -13,6 +13,7 @@ import typer
 
 from ..api import best_schedule, load_table
 from ..heuristics.noise import NOISE_VERSION, Noise, read_rows, resolvable
+from ..heuristics.selection import Selection
 from ..heuristics.table import Table
 from ..measure.gpus import hopper
 from ..space import BadInput, Device, NamedProblem, Problem, Schedule, shown, unsupported, violations
@@ -65,7 +66,10 @@ def command(
     for name, value, least in (("copies", copies, 2), ("calls", calls, 1), ("selections", selections, 0)):
         if value < least:
             raise BadInput(f"--{name} is {value}: valid is {least} or more")
+    keys = {policy.name: policy.key for policy in policies}
     known = [row for path in earlier or () for row in read_rows(path)]
+    # What was measured under a policy's earlier rules says nothing about those of now.
+    known = [row for row in known if row["policy"] == keys.get(row["policy_name"], row["policy"])]
     device = hopper(gpu).device
     for each in asked.problems:
         for reason in unsupported(each.problem, device):
@@ -112,7 +116,7 @@ def _measure(named: Sequence[NamedProblem], plan: _Plan, gpu: int, table: Table)
     """The document, and what stopped it early: None for nothing, no words for Ctrl-C."""
     from ..codegen import CompilePool
     from ..measure.supervisor import MeasureError, Measurer
-    from ..search.repeat import noise_row, repeat_selection
+    from ..search.repeat import noise_row, select_again, selection_row
     from ..search.runner import LiveRunner
 
     rows = list(plan.known)
@@ -136,7 +140,14 @@ def _measure(named: Sequence[NamedProblem], plan: _Plan, gpu: int, table: Table)
                     for each in named:
                         entrants = _entrants(each.problem, table, measurer.device)
                         last = plan.policies[-1]
-                        selected.append(repeat_selection(runner, each, entrants, plan.selections, noise, last, count))
+                        chosen: list[Selection] = []
+                        try:
+                            for _ in range(plan.selections):
+                                chosen.append(select_again(runner, each, entrants, noise, last))
+                                count()
+                        finally:
+                            if chosen:
+                                selected.append(selection_row(measurer.device, each, entrants, last, chosen))
         except KeyboardInterrupt:
             stopped = ""
         except MeasureError as error:
