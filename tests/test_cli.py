@@ -142,6 +142,18 @@ def test_codegen_audit_and_sass(run: Cli, tmp_path: Path, monkeypatch: pytest.Mo
     assert "HGMMA" in run("codegen", *SIZES, "--schedule", FOURTH.name, "--sass").out
 
 
+def test_a_rejected_kernel_fails_its_audit(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("TILESEEK_CACHE", str(tmp_path / "cache"))
+    from tileseek.codegen import compiler
+
+    fine = compiler.compile_kernel(P, FOURTH)
+    rejected = replace(fine, status="audit", reason="spills 8 bytes")
+    monkeypatch.setattr(compiler, "compile_kernel", lambda problem, schedule: rejected)
+    done = run("codegen", *SIZES, "--schedule", FOURTH.name, "--audit", "--json")
+    assert (done.code, json.loads(done.out)["accepted"]) == (1, False)
+
+
 @pytest.mark.parametrize("form", ["csv", "inductor", "nvfuser"])
 def test_export(run: Cli, table: Path, tmp_path: Path, form: str) -> None:
     done = run("export", form, "--table", table)

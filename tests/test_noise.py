@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import typer
 from fake_gpu import FakeSample
 from journals import FIRST, SECOND, THIRD, contents, measured
 from tileseek.heuristics.journal import Measure
@@ -522,6 +524,11 @@ def test_the_command_writes_a_document_that_reads_back(
     assert [row["date"] for row in second["rows"][:2]] == [first["date"]] * 2 and len(second["rows"]) == 3
     assert second["resolvable"]["screen"] == first["resolvable"]["screen"]
     assert second["resolvable"]["final"] != first["resolvable"]["final"]
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(first).replace(FINAL.key, "final-older"))
+    command.command(["4096", "4096", "4096"], policy=["final"], calls=1, earlier=[older], table=table, out=out)
+    kept = [(row["policy"], row.get("date")) for row in json.loads(out.read_text())["rows"]]
+    assert kept == [(SCREEN.key, first["date"]), (FINAL.key, None)], "the rules of finals have changed since"
     for words, message in (
         ({"policy": ["quick"]}, "policy is 'quick'"),
         ({"earlier": [tmp_path / "none.json"]}, "cannot read"),
@@ -530,3 +537,29 @@ def test_the_command_writes_a_document_that_reads_back(
     ):
         with pytest.raises(BadInput, match=message):
             command.command(["64", "64", "64"], **words)
+
+
+def test_selections_that_are_interrupted_count(
+    card: None, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tileseek.commands import noise as command
+
+    calls = itertools.count(1)
+
+    class Interrupted(Card):
+        def measure(
+            self, problem: Problem, candidates: Sequence[Candidate], policy: Any, on_result: Any = None
+        ) -> list[Result]:
+            if next(calls) > 9:
+                raise KeyboardInterrupt
+            return super().measure(problem, candidates, policy, on_result)
+
+    monkeypatch.setattr("tileseek.measure.supervisor.Measurer", Interrupted)
+    monkeypatch.setattr(command, "ENTRANTS", 4)
+    out = tmp_path / "noise.json"
+    with pytest.raises(typer.Exit):
+        command.command(
+            ["4096", "4096", "4096"], policy=["final"], copies=2, calls=1, selections=20, table=table, out=out
+        )
+    (selected,) = json.loads(out.read_text())["selections"]
+    assert 0 < selected["selections"] == sum(selected["winners"].values()) < 5

@@ -21,7 +21,8 @@ def command(
     schedule: Annotated[str | None, typer.Option(help="Name of a schedule (default: the best one known).")] = None,
     sass: Annotated[bool, typer.Option("--sass", help="Print the machine code instead.")] = False,
     audit: Annotated[
-        bool, typer.Option("--audit", help="Print the static facts of the compiled kernel instead.")
+        bool,
+        typer.Option("--audit", help="Print the static facts of the compiled kernel instead; fails if it is rejected."),
     ] = False,
     table: TablePath = None,
     out: Annotated[Path | None, typer.Option(help="File to write (default: stdout).")] = None,
@@ -59,6 +60,8 @@ def command(
             print_json(document)
         else:
             write_text(out, "".join(f"{name:<24}{words}\n" for name, words in _lines(document)))
+        if not accepted:
+            raise typer.Exit(1)
         return
     if not kernel.cubin:
         raise BadInput(f"schedule {chosen} does not compile ({kernel.status}): {kernel.reason}")
