@@ -159,8 +159,12 @@ class Measure:
         ends = intervals.get("median_us") if isinstance(intervals, Mapping) else None
         if not isinstance(ends, list | tuple) or len(ends) != 2 or self.median_us is None:
             return None
-        low, high = (_positive(end) if isinstance(end, int | float) else None for end in ends)
-        return None if low is None or high is None else (low / self.median_us, high / self.median_us)
+        if not all(isinstance(end, float) or type(end) is int for end in ends):
+            return None
+        low, high = ends
+        if not LEAST <= low <= self.median_us <= high <= MOST:
+            return None
+        return low / self.median_us, high / self.median_us
 
     @property
     def objective(self) -> str:

@@ -46,13 +46,20 @@ class Noise:
     def margin(self, policy: str, bottleneck: str, quantity: str) -> float:
         """The smallest difference of a quantity that the policy of this key resolves.
 
+        A policy that was not measured resolves what the coarsest of its family does (`final-short` is one of `final`).
         All finals count energy alike, so that what was measured of one holds for the others.
         """
-        kinds = [self.resolvable.get(policy_name(policy), {})]
-        if quantity == "energy":
-            kinds += self.resolvable.values()
-        measured = [kind[bottleneck][quantity] for kind in kinds if quantity in kind.get(bottleneck, {})]
-        return measured[0] if measured else UNMEASURED[quantity]
+        name = policy_name(policy)
+        family = [kinds for other, kinds in self.resolvable.items() if _family(other) == _family(name)]
+        for kinds in (
+            [self.resolvable.get(name, {})],
+            family,
+            self.resolvable.values() if quantity == "energy" else [],
+        ):
+            measured = [kind[bottleneck][quantity] for kind in kinds if quantity in kind.get(bottleneck, {})]
+            if measured:
+                return max(measured)
+        return UNMEASURED[quantity]
 
     def margins(self, policies: Iterable[str], bottleneck: str, objective: str = FOR_TIME) -> Margins:
         """The margins for a choice among results of these policies: the widest counts."""
@@ -61,6 +68,11 @@ class Noise:
             max(self.margin(policy, bottleneck, quantity) for policy in policies) for quantity in QUANTITIES
         )
         return Margins({FOR_TIME: time, FOR_ENERGY: energy, FOR_EDP: time + energy}[objective], cycles)
+
+
+def _family(policy: str) -> str:
+    """The first word of a policy's name."""
+    return policy.partition("-")[0]
 
 
 def read_noise(path: str | Path) -> Noise:
@@ -121,8 +133,8 @@ def _row(row: Mapping[str, Any]) -> Mapping[str, Any]:
         for name in ("within", "between", "largest"):
             _share(spread[name])
         _share(SIGMAS * spread["within"])
-        if isinstance(spread["pairs"], bool) or not isinstance(spread["pairs"], int) or spread["pairs"] < 1:
-            raise ValueError(f"pairs is {spread['pairs']!r}, valid is 1 or more")
+        if isinstance(spread["pairs"], bool) or not isinstance(spread["pairs"], int) or not 0 < spread["pairs"] < 2**31:
+            raise ValueError(f"pairs is {spread['pairs']!r}, valid is 1 to 2^31 - 1")
     return row
 
 

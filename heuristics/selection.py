@@ -44,9 +44,9 @@ def select(
     """
     ranked = sorted(costs, key=lambda s: (costs[s], s.name))
     intervals = intervals or {}
-    _, most = intervals.get(ranked[0], (0.0, 0.0))
-    limit = costs[ranked[0]] * (1 + margin)
-    tied = [s for s in ranked if costs[s] <= limit or (s in intervals and intervals[s][0] <= most)]
+    best = costs[ranked[0]]
+    _, most = intervals.get(ranked[0], (best, best))
+    tied = [s for s in ranked if costs[s] <= best * (1 + margin) or intervals.get(s, (costs[s],))[0] <= most]
     winner = incumbent if incumbent is not None and incumbent in tied else ranked[0]
     return Selection(winner, tuple(sorted((s for s in tied if s != winner), key=lambda s: s.name)), costs)
 
@@ -89,7 +89,9 @@ def cost_intervals(groups: Mapping[Schedule, Sequence[Measure]], stick: str) -> 
     """Between which costs each schedule lies with 95 % probability, by its own times over the rounds: wide for kernels
     that depend on what ran before them. Of cycles none are known."""
     found: dict[Schedule, Interval] = {}
-    for schedule, measures in groups.items() if stick in (TIME, MICROSECONDS) else ():
+    if stick not in (TIME, MICROSECONDS):
+        return found
+    for schedule, measures in groups.items():
         intervals = [measure.interval for measure in measures if measure.interval is not None]
         if intervals:
             middle = _median(measures, stick)

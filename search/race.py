@@ -32,8 +32,8 @@ def race(
     objective: str = FOR_TIME,
     noise: Noise | None = None,
 ) -> list[Schedule]:
-    """The best `keep` of the entrants and those that tie with the very best, best first. Each heat has twice the rounds
-    of the one before; all count as tied whom screening would not tell apart."""
+    """The best `keep` of the entrants and those that may be as good as the very best, best first: within two margins of
+    screening, or with an interval over the rounds that meets its own. Each heat has twice the rounds of the one before."""
     policy = RACE.tuning_for(objective)
     ranking = list(entrants)
     noise = noise or Noise()

@@ -128,7 +128,8 @@ def test_twenty_selections_of_kernels_that_depend_on_what_ran_before() -> None:
 
 
 def test_an_interval_that_nobody_can_read_is_none() -> None:
-    for ends in (None, 7, [1.0], ["a", "b"], [1.0, None], {"low": 1.0}):
+    odd = ([True, 200.0], [1, 10**400], [101.0, 102.0], [102.0, 99.0], [-1.0, 200.0], [math.nan, 200.0])
+    for ends in (None, 7, [1.0], ["a", "b"], [1.0, None], {"low": 1.0}, *odd):
         assert final(FIRST, 1.0, raw={"ci95": {"median_us": ends}}).interval is None
     assert final(FIRST, 1.0, raw={"ci95": []}).interval is None
     assert final(FIRST, 1.0, raw={"ci95": {"median_us": [99.0, 102.0]}}).interval == pytest.approx((0.99, 1.02))
@@ -206,6 +207,8 @@ def test_margins_are_those_of_the_policy_and_of_the_kind_of_problem() -> None:
     assert noise.margins(["final-brief-1a2b"], "power") == Margins(0.02, 0.003)
     assert noise.margins(["final-1", "final-brief-1a2b"], "power").cost == 0.02, "the widest"
     assert noise.margins(["energy:final-1"], "power", "energy").cost == UNMEASURED["energy"]
+    assert noise.margins(["final-short-1"], "power") == Margins(0.02, 0.003), "the coarsest of its family"
+    assert noise.margins(["race-1"], "power").cost == UNMEASURED["time"]
     assert noise.margins(["screen-1"], "memory") == Margins(UNMEASURED["time"], UNMEASURED["cycles"])
     counted = Noise({"final-brief": {"power": {"time": 0.02, "energy": 0.004}}})
     assert counted.margins(["energy:final-1"], "power", "energy").cost == 0.004, "all finals count alike"
@@ -269,7 +272,13 @@ def test_what_is_no_noise_document_is_refused(tmp_path: Path, text: str) -> None
     row = {"policy": "a-1", "policy_name": "a", "bottleneck": "b", "name": "c", "scatter": {"time": spread}}
     path.write_text(f'{{"v": 1, "resolvable": {{}}, "date": "d", "rows": {json.dumps([row])}}}')
     assert read_rows(path) == [{"date": "d", **row}]
-    changes: list[dict[str, Any]] = [{"pairs": 0}, {"pairs": True}, {"within": math.nan}, {"within": 0.5}]
+    changes: list[dict[str, Any]] = [
+        {"pairs": 0},
+        {"pairs": True},
+        {"pairs": 10**400},
+        {"within": math.nan},
+        {"within": 0.5},
+    ]
     changes += [{"between": "x"}, {"largest": math.inf}]
     bad = [row | {"scatter": {"time": spread | change}} for change in changes]
     for rows in ("7", '[{"policy_name": "a"}]', *(json.dumps([r]) for r in [*bad, row | {"scatter": {"joy": spread}}])):
