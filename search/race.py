@@ -33,7 +33,7 @@ def race(
     noise: Noise | None = None,
 ) -> list[Schedule]:
     """The best `keep` of the entrants and those that may be as good as the very best, best first: within two margins of
-    screening, or with an interval over the rounds that meets its own. Each heat has twice the rounds of the one before."""
+    screening, or with an interval over the rounds that meets its own. Each heat has twice the rounds of the last."""
     policy = RACE.tuning_for(objective)
     ranking = list(entrants)
     noise = noise or Noise()

@@ -66,10 +66,7 @@ def command(
     for name, value, least in (("copies", copies, 2), ("calls", calls, 1), ("selections", selections, 0)):
         if value < least:
             raise BadInput(f"--{name} is {value}: valid is {least} or more")
-    keys = {policy.name: policy.key for policy in policies}
-    known = [row for path in earlier or () for row in read_rows(path)]
-    # What was measured under a policy's earlier rules says nothing about those of now.
-    known = [row for row in known if row["policy"] == keys.get(row["policy_name"], row["policy"])]
+    known = [row for path in earlier or () for row in read_rows(path) if _is_of_now(row)]
     device = hopper(gpu).device
     for each in asked.problems:
         for reason in unsupported(each.problem, device):
@@ -93,11 +90,22 @@ class _Plan:
     """Rows of earlier documents."""
 
 
-def _policies(names: Sequence[str], energy: bool) -> list[Policy]:
+def _known_policies() -> dict[str, Policy]:
+    """Policies by name."""
     from ..measure.policy import POLICIES
     from ..search.shootout import FINALS
 
-    known = POLICIES | {policy.name: policy for policy in FINALS}
+    return POLICIES | {policy.name: policy for policy in FINALS}
+
+
+def _is_of_now(row: Mapping[str, Any]) -> bool:
+    """Whether a row's policy has today's rules, with energy or without; those of before say nothing about them."""
+    policy = _known_policies().get(row["policy_name"])
+    return policy is None or row["policy"] in (policy.key, policy.with_energy().key)
+
+
+def _policies(names: Sequence[str], energy: bool) -> list[Policy]:
+    known = _known_policies()
     unknown = [name for name in names if name not in known]
     if unknown:
         raise BadInput(f"policy is {shown(unknown[0])}: valid are {', '.join(known)}")
