@@ -180,6 +180,11 @@ def policy_name(key: str) -> str:
     return name if dash else words
 
 
+def policy_family(name: str) -> str:
+    """The first word of a policy's name: `final` of `final-brief`."""
+    return name.partition("-")[0]
+
+
 @dataclass(slots=True)
 class JournalContents:
     """What journals hold: lines in the order they were read."""

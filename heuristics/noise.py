@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cost_model.costs import power_limited
 from ..space import FOR_EDP, FOR_ENERGY, FOR_TIME, BadInput, Schedule
-from .journal import Measure, policy_name
+from .journal import Measure, policy_family, policy_name
 
 NOISE_VERSION = 1
 
@@ -50,16 +50,17 @@ class Noise:
         All finals count energy alike, so that what was measured of one holds for the others.
         """
         name = policy_name(policy)
-        family = [kinds for other, kinds in self.resolvable.items() if _family(other) == _family(name)]
-        for kinds in (
-            [self.resolvable.get(name, {})],
-            family,
-            self.resolvable.values() if quantity == "energy" else [],
-        ):
-            measured = [kind[bottleneck][quantity] for kind in kinds if quantity in kind.get(bottleneck, {})]
-            if measured:
-                return max(measured)
-        return UNMEASURED[quantity]
+        measured = {
+            other: kinds[bottleneck][quantity]
+            for other, kinds in self.resolvable.items()
+            if quantity in kinds.get(bottleneck, {})
+        }
+        if name in measured:
+            return measured[name]
+        family = [value for other, value in measured.items() if policy_family(other) == policy_family(name)]
+        if not family and quantity == "energy":
+            family = list(measured.values())
+        return max(family, default=UNMEASURED[quantity])
 
     def margins(self, policies: Iterable[str], bottleneck: str, objective: str = FOR_TIME) -> Margins:
         """The margins for a choice among results of these policies: the widest counts."""
@@ -68,11 +69,6 @@ class Noise:
             max(self.margin(policy, bottleneck, quantity) for policy in policies) for quantity in QUANTITIES
         )
         return Margins({FOR_TIME: time, FOR_ENERGY: energy, FOR_EDP: time + energy}[objective], cycles)
-
-
-def _family(policy: str) -> str:
-    """The first word of a policy's name."""
-    return policy.partition("-")[0]
 
 
 def read_noise(path: str | Path) -> Noise:

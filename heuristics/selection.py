@@ -13,9 +13,12 @@ from ..space import FOR_TIME, Device, Schedule, bottleneck
 from .journal import Measure
 from .noise import Margins, Noise
 
-_OF_CHANCE = 2.0
-"""Margins of time by which a schedule is slower than the fastest where power limits: one tells two schedules apart, but
-the fastest of several has had the best of their clocks."""
+OF_CHANCE = 2.0
+"""Margins within which who is behind the best of several stays in the choice: one tells two schedules apart, but the
+best of several has had chance on its side."""
+
+Interval = tuple[float, float]
+"""Of a cost: low and high."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,6 @@ class Selection:
     winner: Schedule
     tied: tuple[Schedule, ...]
     costs: Mapping[Schedule, float]
-
-
-Interval = tuple[float, float]
 
 
 def select(
@@ -43,10 +43,9 @@ def select(
     repeated wins again or ties with. Equal costs go by name.
     """
     ranked = sorted(costs, key=lambda s: (costs[s], s.name))
-    intervals = intervals or {}
-    best = costs[ranked[0]]
-    _, most = intervals.get(ranked[0], (best, best))
-    tied = [s for s in ranked if costs[s] <= best * (1 + margin) or intervals.get(s, (costs[s],))[0] <= most]
+    spans = {s: (c, c) for s, c in costs.items()} | dict(intervals or {})
+    limit, most = costs[ranked[0]] * (1 + margin), spans[ranked[0]][1]
+    tied = [s for s in ranked if costs[s] <= limit or spans[s][0] <= most]
     winner = incumbent if incumbent is not None and incumbent in tied else ranked[0]
     return Selection(winner, tuple(sorted((s for s in tied if s != winner), key=lambda s: s.name)), costs)
 
@@ -80,7 +79,7 @@ def select_final(
         return select(costs, margins.cost, incumbent, cost_intervals(groups, stick))
     times = {schedule: _median(group, TIME) for schedule, group in groups.items()}
     fastest = min(times.values())
-    eligible = {s: costs[s] for s in groups if times[s] <= fastest * (1 + _OF_CHANCE * margins.cost)}
+    eligible = {s: costs[s] for s in groups if times[s] <= fastest * (1 + OF_CHANCE * margins.cost)}
     slower = {s: min(eligible.values()) * times[s] / fastest for s in groups if s not in eligible}
     return replace(select(eligible, margins.cycles, incumbent), costs=eligible | slower)
 

@@ -29,7 +29,7 @@ from ..space import (
 )
 from ..space.problem import MATRICES, TMA_ALIGNMENT
 from ..space.rules import read_schedule
-from .journal import JournalContents, Measure, of_today, policy_name
+from .journal import JournalContents, Measure, of_today, policy_family, policy_name
 from .noise import Noise
 from .selection import Selection, select_final
 
@@ -473,7 +473,7 @@ def is_final(measure: Measure) -> bool:
 
 
 def _of_final(policy: str) -> bool:
-    return policy_name(policy).split("-")[0] == FINAL_POLICY
+    return policy_family(policy_name(policy)) == FINAL_POLICY
 
 
 def _check(measure: Measure) -> Mapping[str, Any]:

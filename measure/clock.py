@@ -18,7 +18,7 @@ MAX_SMS = 160
 """More than any Hopper GPU has (144 on a full die)."""
 
 _UNSETTLING_THREADS, _UNSETTLING_WAVES = 1024, 3
-"""Two blocks fill an SM."""
+"""Two blocks fill an SM; those of the later waves begin where the ones before them ended."""
 
 PROBE_SOURCE = f"""\
 typedef unsigned long long u64;

@@ -10,17 +10,13 @@ from dataclasses import replace
 
 from ..cost_model.costs import CYCLES, costs, yardstick
 from ..heuristics.noise import Noise
-from ..heuristics.selection import cost_intervals, margins_among, select
+from ..heuristics.selection import OF_CHANCE, cost_intervals, margins_among, select
 from ..measure.policy import SCREEN
 from ..space import FOR_TIME, Problem, Schedule
 from .runner import OnMeasure, Runner
 
 RACE = replace(SCREEN, name="race", rounds=2 * SCREEN.rounds, unsettled=True)
 """The policy of the first heat."""
-
-_OF_CHANCE = 2.0
-"""Margins within which a schedule stays: the best of a heat has had chance on its side, and who leaves never comes
-back."""
 
 
 def race(
@@ -46,7 +42,7 @@ def race(
         if len(finished) > len(staying):
             stick = yardstick(measures, objective)
             margins = margins_among(measures, [SCREEN.key], runner.device, noise, objective)
-            margin = _OF_CHANCE * (margins.cycles if stick == CYCLES else margins.cost)
+            margin = OF_CHANCE * (margins.cycles if stick == CYCLES else margins.cost)
             groups = {m.schedule: [m] for m in measures if m.schedule in cost_of}
             staying.update(select(cost_of, margin, intervals=cost_intervals(groups, stick)).tied)
         ranking = [schedule for schedule in finished if schedule in staying]

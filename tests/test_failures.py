@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fake_gpu import FakeSample
-from tileseek.measure.policy import FINAL, SCREEN
+from tileseek.measure.policy import BURST_FINAL, FINAL, SCREEN
 from tileseek.measure.results import Candidate, Result
 from tileseek.measure.supervisor import Measurer
 from tileseek.search.race import RACE
@@ -161,12 +161,12 @@ def test_no_two_slots_of_a_final_come_after_the_same() -> None:
     Still().race(slots, spacer, SCREEN, 2, 2.0, random.Random(0), lambda _: None)
     assert [each for each in log if each not in "abc"] == ["spacer", "start", "end"] * 6
     log.clear()
-    for policy in (*FINALS, RACE):
+    for policy in (*FINALS, RACE, replace(BURST_FINAL, idle_ms=0.0, regime="sustained")):
         Still().race(slots, spacer, policy, 2, 2.0, random.Random(policy.name), lambda _: None)
     heads = [log[i : i + 2] for i in range(0, len(log), 5)]
     assert {head for head, _ in heads} == {"spacer"}
     seeds = [seed for _, seed in heads]
-    assert len(seeds) == len(set(seeds)) == 6 * 4 and all(0 <= seed < 2**32 for seed in seeds)
+    assert len(seeds) == len(set(seeds)) == 6 * 5 and all(0 <= seed < 2**32 for seed in seeds)
 
 
 def test_the_kernels_planted_on_a_gpu_compile() -> None:

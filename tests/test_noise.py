@@ -30,7 +30,7 @@ from tileseek.heuristics.noise import (
     scatter,
 )
 from tileseek.heuristics.report import noise_table
-from tileseek.heuristics.selection import select, select_final
+from tileseek.heuristics.selection import cost_intervals, select, select_final
 from tileseek.heuristics.table import build_table, load_table
 from tileseek.measure.conditions import BRAKES, steady
 from tileseek.measure.energy import mean_power_w
@@ -125,6 +125,28 @@ def test_twenty_selections_of_kernels_that_depend_on_what_ran_before() -> None:
             usual = Counter(selection.winner for selection in selections).most_common(1)[0][0]
             undeclared[known] += sum(usual != each.winner and usual not in each.tied for each in selections)
     assert undeclared[True] <= 0.005 * 2000 < 0.05 * 2000 < undeclared[False]
+
+
+def test_intervals_over_rounds_are_of_times_alone() -> None:
+    raw = {"ci95": {"median_us": [90.0, 110.0]}, "power_limited": True}
+    noise = Noise({"final": {"power": {"time": 0.02, "cycles": 0.002}}})
+    measures = [final(FIRST, 1.0, 1.0, raw=raw), final(SECOND, 1.0, 0.99, raw=raw)]
+    selection = select_final(measures, H200, noise)
+    assert selection is not None
+    assert (selection.winner, selection.tied) == (FIRST, ()), "of cycles none is known"
+    assert set(cost_intervals({FIRST: measures[:1]}, "ratio_to_ref")) == {FIRST}
+    assert cost_intervals({FIRST: measures[:1]}, "ratio_energy") == {}
+    # Of several finals the median counts, and not the widest.
+    wide = [final(FIRST, 1.0, raw={"ci95": {"median_us": [100 - by, 100 + by]}}) for by in (1.0, 2.0, 30.0)]
+    assert cost_intervals({FIRST: wide}, "ratio_to_ref")[FIRST] == pytest.approx((0.98, 1.02))
+
+
+def test_one_interval_alone_makes_a_tie() -> None:
+    costs = {FIRST: 1.0, SECOND: 1.02}
+    assert select(costs, 0.004, incumbent=SECOND).winner == FIRST
+    assert select(costs, 0.004, incumbent=SECOND, intervals={FIRST: (0.97, 1.05)}).winner == SECOND
+    assert select(costs, 0.004, incumbent=SECOND, intervals={SECOND: (0.98, 1.06)}).winner == SECOND
+    assert select(costs, 0.004, incumbent=SECOND, intervals={SECOND: (1.01, 1.06)}).winner == FIRST
 
 
 def test_an_interval_that_nobody_can_read_is_none() -> None:

@@ -128,7 +128,8 @@ def _measure(named: Sequence[NamedProblem], plan: _Plan, gpu: int, table: Table)
     from ..search.runner import LiveRunner
 
     rows = list(plan.known)
-    selected: list[dict[str, Any]] = []
+    repeated: list[tuple[NamedProblem, Sequence[Schedule], list[Selection]]] = []
+    last = plan.policies[-1]
     stopped = None
     total = len(named) * (plan.calls * len(plan.policies) + plan.selections)
     with CompilePool() as pool, Measurer(gpu) as measurer, progress("measuring", total) as advance:
@@ -147,15 +148,11 @@ def _measure(named: Sequence[NamedProblem], plan: _Plan, gpu: int, table: Table)
                 with LiveRunner(pool, measurer) as runner:
                     for each in named:
                         entrants = _entrants(each.problem, table, measurer.device)
-                        last = plan.policies[-1]
                         chosen: list[Selection] = []
-                        try:
-                            for _ in range(plan.selections):
-                                chosen.append(select_again(runner, each, entrants, noise, last))
-                                count()
-                        finally:
-                            if chosen:
-                                selected.append(selection_row(measurer.device, each, entrants, last, chosen))
+                        repeated.append((each, entrants, chosen))
+                        for _ in range(plan.selections):
+                            chosen.append(select_again(runner, each, entrants, noise, last))
+                            count()
         except KeyboardInterrupt:
             stopped = ""
         except MeasureError as error:
@@ -169,7 +166,11 @@ def _measure(named: Sequence[NamedProblem], plan: _Plan, gpu: int, table: Table)
             "calls": plan.calls,
             "resolvable": resolvable(rows),
             "rows": rows,
-            "selections": selected,
+            "selections": [
+                selection_row(measurer.device, each, entrants, last, chosen)
+                for each, entrants, chosen in repeated
+                if chosen
+            ],
         }
     return document, stopped
 
