@@ -17,8 +17,11 @@ from .lazy import torch
 MAX_SMS = 160
 """More than any Hopper GPU has (144 on a full die)."""
 
-_UNSETTLING_THREADS, _UNSETTLING_WAVES = 1024, 3
-"""Two blocks fill an SM; those of the later waves begin where the ones before them ended."""
+_TURNING_BYTES = 200 * 1024
+"""Shared memory of a block that has an SM to itself."""
+
+_TURNING_BLOCKS = 2
+"""Blocks more than there are SMs. Four or more do not all find their place in the GPC that is meant."""
 
 PROBE_SOURCE = f"""\
 typedef unsigned long long u64;
@@ -45,15 +48,18 @@ extern "C" __global__ void wait(u64 duration) {{
   }} while (now - start < duration);
 }}
 
-// Blocks in several waves, each of which takes a time of its own: SMs become free in an order that `seed` draws.
-extern "C" __global__ void __launch_bounds__({_UNSETTLING_THREADS}) unsettle(unsigned seed) {{
-  unsigned mixed = (blockIdx.x + 1) * 2654435761u ^ seed * 2246822519u;
-  mixed = (mixed ^ mixed >> 15) * 3266489917u;
+// Blocks that fill the SMs, and {_TURNING_BLOCKS} more, which find their place where the first SMs become free: at `sm`
+// and its neighbour. The GPC after theirs is then the first to which the CTAs of the next launch are dealt.
+extern "C" __global__ void turn(unsigned sm) {{
+  unsigned here;
   u64 start, now;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(here));
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  const bool late = blockIdx.x + {_TURNING_BLOCKS} >= gridDim.x;
+  const u64 duration = late ? 1000 : here / 2 == sm / 2 ? 3000 : 8000;
   do {{
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  }} while (now - start < mixed >> 20);
+  }} while (now - start < duration);
 }}
 """
 
@@ -71,7 +77,15 @@ class Clock:
         self._module = Module(compilation.cubin)
         self._probe = self._module.function("probe")
         self._wait = self._module.function("wait")
-        self._unsettle = self._module.function("unsettle")
+        self._turn = self._module.function("turn")
+        checked(
+            "cuFuncSetAttribute",
+            cuda.cuFuncSetAttribute(
+                self._turn,
+                cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                _TURNING_BYTES,
+            ),
+        )
         self._stream = cuda.CUstream(stream)
         self._sms = sm_count
         self._marks: Any = None
@@ -91,11 +105,14 @@ class Clock:
         """Enqueue an idle wait."""
         self._launch(self._wait, 1, [ctypes.c_uint64(int(microseconds * 1000))])
 
-    def unsettle(self, seed: int) -> None:
-        """Enqueue some 10 us of blocks that end in an order drawn by `seed`, 0 to 2^32 - 1: the times of launches that
-        follow depend on it."""
-        blocks = 2 * _UNSETTLING_WAVES * self._sms
-        self._launch(self._unsettle, blocks, [ctypes.c_uint32(seed)], _UNSETTLING_THREADS)
+    def deal_from(self, dealing: int) -> None:
+        """Enqueue some 10 us after which the hardware deals CTAs from one of its GPCs on, that of number `dealing`
+        (from 0): launches that follow begin there, until other work has ended in another order.
+
+        SMs 0, 2, 4 and so on belong to GPC after GPC on the H200s we saw; elsewhere a GPC may come twice.
+        """
+        sm = ctypes.c_uint32(2 * dealing)
+        self._launch(self._turn, self._sms + _TURNING_BLOCKS, [sm], shared_bytes=_TURNING_BYTES)
 
     def mhz(self, slots: int) -> list[float]:
         """The effective MHz of each of the first `slots` slots, a mean over the SMs seen at both ends.
@@ -105,11 +122,12 @@ class Clock:
         marks = self._marks[:slots].cpu().numpy()
         return [effective_mhz(slot[0], slot[1]) for slot in marks]
 
-    def _launch(self, function: Any, blocks: int, arguments: list[Any], threads: int = 32) -> None:
+    def _launch(self, function: Any, blocks: int, arguments: list[Any], shared_bytes: int = 0) -> None:
         addresses = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        parameters = ctypes.addressof(addresses)
         checked(
             "cuLaunchKernel",
-            cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, self._stream, ctypes.addressof(addresses), 0),
+            cuda.cuLaunchKernel(function, blocks, 1, 1, 32, 1, 1, shared_bytes, self._stream, parameters, 0),
         )
 
 

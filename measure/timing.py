@@ -152,7 +152,8 @@ class Stopwatch:
         The first `always` slots never sit out.
         """
         one_by_one = policy.regime == BURST or slot_ms >= LONG_SLOT_MS
-        for _ in range(rounds):
+        for number in range(rounds):
+            dealing = number % policy.dealings if policy.dealings else None
             order = [
                 slot
                 for index, slot in enumerate(slots)
@@ -161,7 +162,7 @@ class Stopwatch:
             rng.shuffle(order)
             for batch in [[slot] for slot in order] if one_by_one else [order]:
                 alive(policy.timeout_s + sum(slot.expected_ms for slot in batch) / 100)
-                for slot, sample in zip(batch, self._run(batch, spacer, policy, rng), strict=True):
+                for slot, sample in zip(batch, self._run(batch, spacer, policy, dealing), strict=True):
                     slot.samples.append(sample)
             for slot in slots:
                 if not any(slot is other for other in order):
@@ -202,7 +203,7 @@ class Stopwatch:
         self._stream.synchronize()
         return watts * float(start.elapsed_time(end)) / (replays * slot.calls)
 
-    def _run(self, batch: Sequence[Slot], spacer: Slot, policy: Policy, rng: random.Random) -> list[Sample]:
+    def _run(self, batch: Sequence[Slot], spacer: Slot, policy: Policy, dealing: int | None) -> list[Sample]:
         """Enqueue a batch, each slot after its spacer, and watch the board while it runs."""
         self._clock.reset(len(batch))
         events = []
@@ -213,8 +214,8 @@ class Stopwatch:
                 self._clock.wait(_BACKLOG_US)
             else:
                 self.replay(spacer)
-            if policy.unsettled:
-                self._clock.unsettle(rng.getrandbits(32))
+            if dealing is not None:
+                self._clock.deal_from(dealing)
             self._clock.mark(position, end=False)
             start = self._event()
             slot.graph.launch(self._handle)

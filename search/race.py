@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from ..cost_model.costs import CYCLES, costs, yardstick
 from ..heuristics.noise import Noise
-from ..heuristics.selection import OF_CHANCE, cost_intervals, margins_among, select
-from ..measure.policy import SCREEN
+from ..heuristics.selection import OF_CHANCE, margins_among, select
+from ..measure.policy import DEALINGS, SCREEN
 from ..space import FOR_TIME, Problem, Schedule
 from .runner import OnMeasure, Runner
 
-RACE = replace(SCREEN, name="race", rounds=2 * SCREEN.rounds, unsettled=True)
+RACE = replace(SCREEN, name="race", rounds=DEALINGS, dealings=DEALINGS)
 """The policy of the first heat."""
 
 
@@ -29,7 +29,7 @@ def race(
     noise: Noise | None = None,
 ) -> list[Schedule]:
     """The best `keep` of the entrants and those that may be as good as the very best, best first: within two margins of
-    screening, or with an interval over the rounds that meets its own. Each heat has twice the rounds of the last."""
+    screening. Each heat has twice the rounds of the last."""
     policy = RACE.tuning_for(objective)
     ranking = list(entrants)
     noise = noise or Noise()
@@ -43,8 +43,7 @@ def race(
             stick = yardstick(measures, objective)
             margins = margins_among(measures, [SCREEN.key], runner.device, noise, objective)
             margin = OF_CHANCE * (margins.cycles if stick == CYCLES else margins.cost)
-            groups = {m.schedule: [m] for m in measures if m.schedule in cost_of}
-            staying.update(select(cost_of, margin, intervals=cost_intervals(groups, stick)).tied)
+            staying.update(select(cost_of, margin).tied)
         ranking = [schedule for schedule in finished if schedule in staying]
         dropped = keep < len(ranking) < len(finished)
         policy = replace(policy, rounds=2 * policy.rounds)

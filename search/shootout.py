@@ -12,9 +12,9 @@ from ..measure.policy import FINAL, Policy
 from ..space import Device, Schedule
 
 SHORT_FINAL = replace(
-    FINAL, name="final-short", slot_ms=2.0, limited_slot_ms=10.0, rounds=17, race_rounds=5, finalists=2
+    FINAL, name="final-short", slot_ms=2.0, limited_slot_ms=10.0, rounds=16, race_rounds=5, finalists=2
 )
-BRIEF_FINAL = replace(SHORT_FINAL, name="final-brief", rounds=11, race_rounds=3, check_seeds=1)
+BRIEF_FINAL = replace(SHORT_FINAL, name="final-brief", rounds=8, race_rounds=3, check_seeds=1)
 FINALS = (FINAL, SHORT_FINAL, BRIEF_FINAL)
 """How the last word may be spoken, the most careful first. Slots of 10 ms still give a kernel a power state of its
 own; fewer rounds tell times apart that differ by 1 % or more."""

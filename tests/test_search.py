@@ -460,11 +460,9 @@ def test_race_keeps_who_ties_with_the_best() -> None:
     assert race(Alike(), problem, entrants, 2, lambda _: None) == entrants[:5]
 
 
-@pytest.mark.parametrize(
-    ("behind", "interval", "stays"), [(0.008, 0.0, True), (0.012, 0.0, False), (0.012, 0.02, True)]
-)
-def test_race_keeps_who_chance_may_have_put_behind(behind: float, interval: float, stays: bool) -> None:
-    """Two margins of 0.5 %, or rounds so far apart that the best of them may be as fast."""
+@pytest.mark.parametrize(("behind", "stays"), [(0.008, True), (0.012, False)])
+def test_race_keeps_who_chance_may_have_put_behind(behind: float, stays: bool) -> None:
+    """Two margins of 0.5 %."""
     problem = PROBLEMS[1]
     entrants = WholeSpace(problem, H200).draft(8, 0)
     last = entrants[-1]
@@ -473,14 +471,10 @@ def test_race_keeps_who_chance_may_have_put_behind(behind: float, interval: floa
         def measure(
             self, problem: Problem, schedules: Sequence[Schedule], policy: Policy, on_measure: OnMeasure
         ) -> list[Measure]:
-            made = []
-            for s in schedules:
-                us = 10.0 * (1 + behind if s == last else 1.0 if s in entrants[:4] else 1.5)
-                measured = line(problem, s, us)
-                if s == last:
-                    measured["ci95"] = {"median_us": [us * (1 - interval), us * (1 + interval)]}
-                made.append(measure_from_json(measured))
-            return made
+            return [
+                measure(problem, s, 10.0 * (1 + behind if s == last else 1.0 if s in entrants[:4] else 1.5))
+                for s in schedules
+            ]
 
     assert (last in race(Close(), problem, entrants, 2, lambda _: None)) == stays
 
