@@ -6,7 +6,7 @@ the kernel computes: with swapped operands a bias along n is one along rows.
 
 from __future__ import annotations
 
-from ..space import PINGPONG, Problem, Schedule
+from ..space import PINGPONG, Epilogue, Problem, Schedule
 from ..space.resources import copied
 from . import ptx, scales
 from .pieces import Piece, pieces
@@ -32,15 +32,16 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
         found.append(_load_bias(ptx.C_TYPES[read], fused.gated and axis == "column"))
         found.append(_ADD_COLUMN_BIAS if axis == "column" else _ADD_ROW_BIAS)
     if fused.activation:
-        found.append(activation_function(fused.activation, problem.out_dtype) + "\n" + _ACTIVATE)
+        found.append(activation_function(fused.activation, problem.out_dtype))
+        if not fused.activated_when_added:
+            found[-1] += "\n" + _ACTIVATE
     if fused.gated:
         found.append(_GATE)
     if fused.residual:
-        parameter, times = (", float beta", "beta * ") if fused.beta else ("", "")
         if s.residual_buffers:
-            found.append(_ldmatrix(s.swap_ab) + _residual_from_chunks(parameter, times))
+            found.append(_ldmatrix(s.swap_ab) + _residual_from_chunks(fused))
         else:
-            found.append(_residual_from_memory(problem, parameter, times))
+            found.append(_residual_from_memory(problem))
     return found
 
 
@@ -90,7 +91,7 @@ def finish(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
     where = f"<{piece.column}, {piece.width}>(accumulators[{piece.block}]"
     beta = ", beta" * fused.beta
     lines = []
-    if fused.activation:
+    if fused.activation and not fused.activated_when_added:
         lines.append(f"activate{where});")
     if fused.gated:
         lines.append(f"gate{where});")
@@ -291,12 +292,34 @@ __device__ __forceinline__ void gate(float (&d)[COUNT]) {
 }"""
 
 
-def _residual_from_chunks(parameter: str, times: str) -> str:
-    """`add_residual` from shared memory; `times` multiplies what is added, by a `parameter`."""
+def _add_residual(comment: str, fused: Epilogue) -> str:
+    """The head of `add_residual`, which does what `comment` says."""
+    if fused.activated_when_added:
+        comment += """
+// An element is activated as it is added to: on their own, the compiler would begin the activations of a whole tile at
+// once and not find registers."""
     return f"""\
-// Adds a piece of the residual, which lies in shared memory as a piece to be stored does.
+{comment}
 template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void add_residual(float (&d)[COUNT], u32 chunk, int thread{parameter}) {{
+__device__ __forceinline__ void add_residual"""
+
+
+def _added(fused: Epilogue, element: str, residual: str) -> str:
+    """The statement that adds `residual` to an element of the piece."""
+    added = f"beta * {residual}" if fused.beta else residual
+    if fused.activated_when_added:
+        return f"{element} = activation({element}) + {added};"
+    return f"{element} += {added};"
+
+
+def _residual_from_chunks(fused: Epilogue) -> str:
+    """`add_residual` from shared memory."""
+    head = _add_residual(
+        "// Adds a piece of the residual, which lies in shared memory as a piece to be stored does.", fused
+    )
+    parameter = ", float beta" * fused.beta
+    return f"""\
+{head}(float (&d)[COUNT], u32 chunk, int thread{parameter}) {{
   #pragma unroll
   for (int unit = 0; unit < WIDTH / 8; unit += 2) {{
     u32 r[4];
@@ -304,8 +327,8 @@ __device__ __forceinline__ void add_residual(float (&d)[COUNT], u32 chunk, int t
     #pragma unroll
     for (int i = 0; i < (WIDTH == 8 ? 2 : 4); ++i) {{
       const int j = (COLUMN / 8 + unit) * 4 + 2 * i;
-      d[j] += {times}widen(r[i] & 0xFFFF);
-      d[j + 1] += {times}widen(r[i] >> 16);
+      {_added(fused, "d[j]", "widen(r[i] & 0xFFFF)")}
+      {_added(fused, "d[j + 1]", "widen(r[i] >> 16)")}
     }}
   }}
 }}"""
@@ -335,10 +358,10 @@ __device__ __forceinline__ {pair} load_pair(const {ptx.C_TYPES[dtype]}* source) 
 }}"""
 
 
-def _residual_from_memory(problem: Problem, parameter: str, times: str) -> str:
-    """`add_residual` from device memory; `times` multiplies what is added, by a `parameter`. Pairs lie at multiples of
-    their size, or those of 16-bit elements anywhere."""
-    dtype = problem.out_dtype
+def _residual_from_memory(problem: Problem) -> str:
+    """`add_residual` from device memory. Pairs lie at multiples of their size, or those of 16-bit elements anywhere."""
+    dtype, fused = problem.out_dtype, problem.fused
+    parameter = ", float beta" * fused.beta
     element = ptx.C_TYPES[dtype]
     if dtype == "fp32":
         pair, first, second = "float2", "two.x", "two.y"
@@ -350,11 +373,10 @@ def _residual_from_memory(problem: Problem, parameter: str, times: str) -> str:
         function, load = _LOAD_TWO, f"load_two({source}, pair + 8 * unit + 1 < n)"
     # Where threads store as well, the compiler would keep the addresses of both from piece to piece.
     hide = '  asm volatile("" : "+r"(row), "+r"(column), "+r"(thread));\n' if copied(problem, "d") else ""
+    head = _add_residual("// Adds a piece of the residual from device memory.", fused)
     return f"""\
 {function}
-// Adds a piece of the residual from device memory.
-template <int COLUMN, int WIDTH, int COUNT>
-__device__ __forceinline__ void add_residual(float (&d)[COUNT], const {element}* c, long long pitch, int row,
+{head}(float (&d)[COUNT], const {element}* c, long long pitch, int row,
                                              int column, int m, int n, int thread{parameter}) {{
 {hide}  const int first = row + thread / 32 * 16 + thread % 32 / 4;
   const int pair = column + COLUMN + thread % 4 * 2;
@@ -367,8 +389,8 @@ __device__ __forceinline__ void add_residual(float (&d)[COUNT], const {element}*
       if (pair + 8 * unit >= n) continue;
       const {pair} two = {load};
       const int j = (COLUMN / 8 + unit) * 4 + 2 * half;
-      d[j] += {times}{first};
-      d[j + 1] += {times}{second};
+      {_added(fused, "d[j]", first)}
+      {_added(fused, "d[j + 1]", second)}
     }}
   }}
 }}"""

@@ -26,7 +26,7 @@ from .consumer import consumer
 from .plan import map_rank, staged_matrices, store_widths
 from .producer import early_fill, load_flags, loads, producer
 
-GENERATOR_VERSION = "6"
+GENERATOR_VERSION = "7"
 """Raised when generated code changes in a way that can change a time. `space.generations` says of which kernels: older
 measurements of those are then stale."""
 

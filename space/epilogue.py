@@ -46,6 +46,11 @@ class Epilogue:
         """Whether a product that is kept whole needs memory beside D's: it is an output too, or wider than D."""
         return self.aux or self.gated
 
+    @property
+    def activated_when_added(self) -> bool:
+        """Whether kernels activate an element as they add the residual to it: nothing comes between the two."""
+        return bool(self.activation) and self.residual and not self.gated
+
     @classmethod
     def parse(cls, text: str) -> Epilogue:
         """The epilogue written as `none` or as words joined by `+`, such as `scale_m+scale_n+bias+gelu+residual`.

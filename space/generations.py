@@ -30,6 +30,8 @@ CHANGES: Mapping[str, Callable[[Problem, Schedule], bool]] = {
     "6": lambda problem, schedule: (
         schedule.reduction == "shares" and registers_for_parts(schedule) < wanted_for_parts(schedule)
     ),
+    # An element is activated as the residual is added to it, not with all others of its piece before.
+    "7": lambda problem, schedule: problem.fused.activated_when_added,
 }
 """For each version, whether the kernel of a schedule for a problem is another than that of the version before."""
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 
+import native
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tileseek.codegen import CompilePool, generate, launch_plan
+from tileseek.codegen import CompilePool, fusion, generate, launch_plan
 from tileseek.codegen.fusion import activation_function
 from tileseek.measure.bench import over_plain
 from tileseek.measure.results import Result
@@ -36,6 +39,7 @@ COOPERATIVE = Schedule.parse("coop2_128x256x64_s3_w0_c2x1_pall_rm8_reg40-232_tma
 COMBINATIONS = [
     "bias+gelu",
     "bias_m+silu",
+    "silu+residual",
     "alpha+gelu_tanh+residual+beta",
     "alpha+bias+aux+gelu",
     "gated",
@@ -210,6 +214,62 @@ def test_large_tiles_compile_without_spills() -> None:
         kernels = pool.compile_many(asked)
     rejected = {(p.epilogue, s.name): k.reason for (p, s), k in zip(asked, kernels, strict=True) if k.reason}
     assert len(rejected) <= 1, rejected
+
+
+HOST = """
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#define __device__
+#define __forceinline__ inline
+typedef unsigned int u32;
+struct float2 { float x, y; };
+inline float __uint_as_float(u32 bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+template <class T> inline auto load_pair(const T* source) {
+  typename std::conditional<sizeof(T) == 4, float2, u32>::type two;
+  std::memcpy(&two, source, 2 * sizeof(T));
+  return two;
+}
+"""
+
+RUN = """
+extern "C" void run(float* d, const ELEMENT* c, int pitch, int row, int column, int m, int n) {
+  for (int thread = 0; thread < 128; ++thread)
+    add_residual<16, 32>(*(float (*)[24])(d + thread * 24), c, pitch, row, column, m, n, threadBETA);
+}
+"""
+
+
+@pytest.mark.parametrize("epilogue", ["residual", "residual+beta", "relu+residual", "relu+residual+beta"])
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
+def test_a_residual_is_added_to_what_is_activated(tmp_path: Path, epilogue: str, out_dtype: str) -> None:
+    """The generated function on the CPU: the second piece of a block, whose last rows and columns lie outside D."""
+    problem = Problem(100, 120, 64, epilogue=epilogue, out_dtype=out_dtype)
+    text = "\n".join(fusion.functions(problem, Schedule.parse("coop1_64x64x64_s2_w0_c1x1_pall_rm1_reg0-0_tma16x1")))
+    text = re.sub(r"// Volatile.*?\n\}\n", "", text, flags=re.DOTALL)
+    run = RUN.replace("ELEMENT", "float" if out_dtype == "fp32" else "unsigned short")
+    run = run.replace("BETA", ", 0.5f" * problem.fused.beta)
+    built = native.library(HOST + text + run, tmp_path, "residual")
+
+    rng = np.random.default_rng(0)
+    sums, residual = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((64, 32), (100, 120)))
+    # What each thread holds: d[4 * block + 2 * half + e] is row 16 w + lane / 4 + 8 * half.
+    thread, block, half, e = np.ix_(range(128), range(4), range(2), range(2))
+    rows = thread // 32 * 16 + thread % 32 // 4 + 8 * half + 0 * block + 0 * e
+    columns = 8 * block + thread % 4 * 2 + e + 0 * half + 0 * thread
+    held = np.full((128, 24), 99, np.float32)
+    held[:, 8:] = sums[rows, columns].reshape(128, 16)
+    memory = residual if out_dtype == "fp32" else (residual.view(np.uint32) >> 16).astype(np.uint16)
+    row, column = 64, 80
+    built.run(held.ctypes.data_as(ctypes.c_void_p), memory.ctypes.data_as(ctypes.c_void_p), 120, row, column, 100, 120)
+
+    inside = (row + rows < 100) & (column + 16 + columns < 120)
+    added = residual[np.minimum(row + rows, 99), np.minimum(column + 16 + columns, 119)]
+    activated = np.maximum(sums, 0) if problem.fused.activation else sums
+    expected = activated[rows, columns] + added * (0.5 if problem.fused.beta else 1)
+    found = held[:, 8:].reshape(inside.shape)
+    assert inside.any() and not inside.all()
+    assert (found[inside] == expected[inside]).all() and (held[:, :8] == 99).all()
 
 
 @pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name != "relu"])
