@@ -354,7 +354,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
     arguments += [f"const unsigned short* {name}, " + _pitches(problem, name) for name in by_threads]
     identity = [
         "  constexpr int cluster_row = 0, cluster_column = 0;",
-        *([] if s.held_blocks else ["  const int first_tile = blockIdx.x, tile_step = gridDim.x;"]),
+        *([] if s.held_blocks else walk.places(s)),
     ]
     share = ["  const int k_blocks = (k + TILE_K - 1) / TILE_K;"]
     ready: list[str] = []
@@ -363,8 +363,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         identity = [
             "  const u32 rank = cluster_rank();",
             "  const int cluster_row = rank % CLUSTER_M, cluster_column = rank / CLUSTER_M;",
-            "  const int first_tile = blockIdx.x / (CLUSTER_M * CLUSTER_N),"
-            " tile_step = gridDim.x / (CLUSTER_M * CLUSTER_N);",
+            *walk.places(s, "CLUSTER_M * CLUSTER_N"),
         ]
         ready = ["  cluster_sync();"]
         if s.asks_early:
@@ -380,7 +379,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         identity = [
             "  constexpr int cluster_row = 0, cluster_column = 0;",
             "  const u32 rank = cluster_rank();",
-            "  const int first_tile = blockIdx.x / SPLIT_K, tile_step = gridDim.x / SPLIT_K;",
+            *walk.places(s, "SPLIT_K"),
         ]
         share = [
             "  const int all_blocks = (k + TILE_K - 1) / TILE_K;",

@@ -85,6 +85,7 @@ FEATURES = (
     "held_blocks",
     "parts_apart",
     "alone_stages",
+    "log_hands",
 )
 """The names, in the order of `features`, in which trees number them."""
 
@@ -145,6 +146,7 @@ def of_schedule(s: Schedule) -> dict[str, float]:
         "exchange_in_ring": s.exchange_in_ring,
         "held_blocks": s.held_blocks,
         "parts_apart": s.parts_apart,
+        "log_hands": math.log2(s.hands),
         "stream_k": s.stream_k,
         "slots": s.reduction == "slots",
         "atomic": s.reduction == "atomic",

@@ -17,7 +17,7 @@ from .runner import Runner
 ABLATION = replace(
     FINAL,
     name="ablation",
-    rounds=15,
+    rounds=16,
     race_rounds=3,
     finalists=1,
     check_seeds=1,

@@ -39,6 +39,7 @@ from .rules import (
     EPILOGUE_BUFFERS,
     EPILOGUE_N,
     EVICT_FIRST,
+    HANDS,
     HELD_BLOCKS,
     L2_PROMOTIONS,
     LOADS,
@@ -56,6 +57,7 @@ from .rules import (
     TILE_M,
     TILE_N,
     alone_counts,
+    can_deal,
     can_fill_alone,
     can_fill_early,
     can_hold,
@@ -396,6 +398,7 @@ _TILED: Mapping[str, _Domain] = {
     "swizzle": _swizzle,
     "serpentine": _serpentine,
     "k_zigzag": _k_zigzag,
+    "hands": lambda s, p, d: HANDS if can_deal(s) else HANDS[:1],
     "l2_promotion": lambda s, p, d: L2_PROMOTIONS,
 }
 """Every field of a schedule in the order of choosing, with the function that gives its valid values where tensor cores
@@ -526,6 +529,7 @@ ALL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "exchange_in_ring": (False, True),
     "held_blocks": HELD_BLOCKS,
     "parts_apart": (False, True),
+    "hands": HANDS,
 }
 
 

@@ -79,6 +79,7 @@ FIXED: Mapping[str, Any] = {
     "exchange_in_ring": False,
     "held_blocks": 0,
     "parts_apart": False,
+    "hands": 1,
     "load": "tma",
 }
 """Fields that mean nothing here, with their only valid values."""

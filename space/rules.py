@@ -57,6 +57,7 @@ SPLIT_K = (*range(1, 17), 18, 20, 22, 24, 26, 30, 32, 33, 40, 44, 48, 60, 64, 66
 """Up to 16 all; beyond, those by which few tiles fill the 132 SMs of an H200, or the 120 in clusters of 4 and 8."""
 
 HELD_BLOCKS = (0, *range(2, 17))
+HANDS = (1, 2, 4, 8)
 MAX_CLUSTER = 16
 """CTAs of the largest cluster of Hopper, which a kernel must ask for beyond 8."""
 
@@ -87,6 +88,7 @@ _TILED_VALUES: Mapping[str, tuple[object, ...]] = {
     "alone_stages": ALONE_STAGES,
     "split_k": SPLIT_K,
     "held_blocks": HELD_BLOCKS,
+    "hands": HANDS,
     "reduction": REDUCTIONS,
     "evict_first": EVICT_FIRST,
     "dependent_launch": DEPENDENT_LAUNCH["weights"],
@@ -254,6 +256,8 @@ def _combinations(problem: Problem, s: Schedule, device: Device) -> Iterator[str
         yield "a gated epilogue with swap_ab: valid is without, a gate and its up are then in the same thread"
     if s.held_blocks:
         yield from _held(problem, s)
+    if s.hands > 1 and not can_deal(s):
+        yield f"hands {s.hands} without persistence, with a shared K or held_blocks: valid is 1"
     if s.alone_stages and not can_fill_alone(s):
         yield (
             f"alone_stages {s.alone_stages} without a cluster that multicasts or straight_start, or with early_fill, a"
@@ -294,6 +298,12 @@ def can_hold(s: Schedule) -> bool:
     """Whether the choices so far leave the column operand in place from tile to tile: for a CTA that loads it alone,
     by TMA, and computes whole tiles."""
     return s.load == "tma" and not s.multicast and s.split_k == 1 and not s.stream_k and s.dependent_launch != "weights"
+
+
+def can_deal(s: Schedule) -> bool:
+    """Whether the tiles at which persistent CTAs begin may be dealt in several hands: CTAs that share the K of a tile
+    have places of their own."""
+    return s.persistent and s.split_k == 1 and not s.stream_k and not s.held_blocks
 
 
 def _held(problem: Problem, s: Schedule) -> Iterator[str]:

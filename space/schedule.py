@@ -119,6 +119,11 @@ class Schedule:
     """CTAs launched one after the other take the same share of K of neighbouring tiles, so that L2 answers their loads
     of the same lines together; otherwise they take the shares of one tile, which have no line in common."""
 
+    hands: int = 1
+    """CTAs (or clusters) launched one after the other are dealt in turn to so many stretches of the walk. The hardware
+    fills GPC after GPC, so that otherwise neighbours of the walk share a GPC, and tiles beyond the last full wave keep
+    few of the GPCs busy."""
+
     load: str = "tma"
     """`tma`: one thread has the copy engine load operands; `copy`: all threads of the producer copy those whose rows
     TMA does not take."""
@@ -240,6 +245,8 @@ class Schedule:
             tokens.append(f"hold{self.held_blocks}")
         if self.parts_apart:
             tokens.append("apart")
+        if self.hands > 1:
+            tokens.append(f"hands{self.hands}")
         if self.load != "tma":
             tokens.append(f"ld-{self.load}")
         return "_".join(tokens)
@@ -306,6 +313,7 @@ class Schedule:
             exchange_in_ring=bool(g["inring"]),
             held_blocks=int(g["held_blocks"] or 0),
             parts_apart=bool(g["apart"]),
+            hands=int(g["hands"] or 1),
             load=g["load"] or "tma",
         )
         if schedule.name != name.strip():
@@ -385,6 +393,7 @@ _SELDOM = (
     r"(?P<inring>inring)",
     r"hold(?P<held_blocks>\d{1,9})",
     r"(?P<apart>apart)",
+    r"hands(?P<hands>\d{1,9})",
     r"ld-(?P<load>copy)",
 )
 """What follows, in this order, where it is not the default."""

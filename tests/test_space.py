@@ -98,6 +98,8 @@ def test_a_good_schedule_breaks_no_rule() -> None:
         ({"alone_stages": 2}, "alone_stages 2 without"),
         ({"alone_stages": 4, "straight_start": True, "stages": 3}, "alone_stages 4 of 3 stages: valid are 0, 1, 2"),
         ({"parts_apart": True}, "parts_apart where CTAs share loads"),
+        ({"hands": 3}, "hands 3: valid are 1, 2, 4, 8"),
+        ({"hands": 2, "persistent": False}, "hands 2 without persistence"),
         ({"residual_buffers": 2}, "2 residual buffers without a residual"),
         ({"dependent_launch": "wait"}, "dependent_launch 'wait' where the overlap is none"),
         ({"producer_regs": 24, "consumer_regs": 240, "evict_first": "a"}, "24 registers for a producer"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import pairwise
 
 import native
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tileseek.codegen import walk
 from tileseek.space import Problem, Schedule, TileGrid, tile_position
+from tileseek.space.rules import HANDS
 
 SPLIT = Schedule.parse("coop1_64x64x128_s5_w0_c1x1_tile_rm1_reg0-0_tma16x2_k4_slots")
+WHOLE = Schedule.parse("coop1_64x64x128_s5_w0_c1x1_pall_rm1_reg0-0_tma16x2")
 SINGLE, BATCHED = Problem(64, 64, 64), Problem(64, 64, 64, batch=2)
 STREAM = Schedule.parse("coop1_64x64x128_s5_w0_c1x1_pall_rm1_reg0-0_tma16x2_sk_slots")
 WORK_FIELDS = ("tile", "first_block", "k_blocks", "part", "parts", "slot", "next_slot")
@@ -92,6 +95,28 @@ def test_kernel_walks_as_the_host_says(
     for index in range(tiles_m * tiles_n * batch):
         kernel.position(index, arguments, out)
         assert tuple(out) == tile_position(index, tiles_m, tiles_n, raster, swizzle, serpentine)
+
+
+@pytest.fixture(scope="module")
+def dealt(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """`first<HANDS>(block, blocks)` is where the CTA of that number begins."""
+    host = "typedef unsigned u32; static u32 min(u32 a, u32 b) { return a < b ? a : b; } struct Dim { u32 x; };"
+    functions = [
+        f'extern "C" int first{hands}(u32 block, u32 blocks) {{ Dim blockIdx{{block}}, gridDim{{blocks}};\n'
+        + "\n".join(walk.places(replace(WHOLE, hands=hands), "1"))
+        + "\n(void)tile_step; return first_tile; }"
+        for hands in HANDS
+    ]
+    return native.library("\n".join([host, *functions]), tmp_path_factory.mktemp("dealt"), "dealt")
+
+
+@pytest.mark.parametrize("hands", HANDS)
+def test_ctas_begin_at_all_places_and_those_of_a_gpc_apart(dealt: ctypes.CDLL, hands: int) -> None:
+    for blocks in (*range(1, 150), 1000):
+        places = [getattr(dealt, f"first{hands}")(block, blocks) for block in range(blocks)]
+        assert sorted(places) == list(range(blocks))
+        if hands > 1 and blocks >= 16:
+            assert all(abs(a - b) >= blocks // hands - 1 for a, b in pairwise(places))
 
 
 @settings(max_examples=80, deadline=None)

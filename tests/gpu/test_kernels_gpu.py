@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from corners import CORNERS, in_corner
@@ -254,7 +254,9 @@ def test_clipped_boxes_and_shares_are_right(measurer: Measurer, problem: Problem
     _all_right(measurer, problem, list(dict.fromkeys(schedules)))
 
 
-@pytest.mark.parametrize("dimension", ["early_fill", "exchange_in_ring", "held_blocks", "parts_apart", "alone_stages"])
+@pytest.mark.parametrize(
+    "dimension", ["early_fill", "exchange_in_ring", "held_blocks", "parts_apart", "alone_stages", "hands"]
+)
 @pytest.mark.parametrize(
     "problem",
     [
@@ -269,7 +271,8 @@ def test_clipped_boxes_and_shares_are_right(measurer: Measurer, problem: Problem
 def test_schedules_with_a_rare_choice_are_right(measurer: Measurer, problem: Problem, dimension: str) -> None:
     """Of every way to share K, clipped or not; long walks too."""
     rng = random.Random(problem.key)
-    drawn = [s for s in (sample(problem, measurer.device, rng) for _ in range(1500)) if getattr(s, dimension)]
+    usual = next(field.default for field in fields(Schedule) if field.name == dimension)
+    drawn = [s for s in (sample(problem, measurer.device, rng) for _ in range(1500)) if getattr(s, dimension) != usual]
     kinds: dict[tuple[object, ...], Schedule] = {}
     for s in drawn:
         share_k = (s.reduction, s.split_k if s.split_cluster else s.split_k > 1, s.stream_k)
