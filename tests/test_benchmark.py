@@ -112,18 +112,29 @@ def test_nvidias_choices_become_measured_schedules(synthetic: list[Measure]) -> 
 
 
 def test_the_search_stays_as_good_as_it_is(recorded: list[Measure]) -> None:
-    """Bounds that were met with a little to spare. Who betters the search may raise them."""
-    facts = document(replay(recorded, H200, arms=["random", "draft", "tuner"], folds=3, least=100, most=32, drawn=100))
-    tuner, draft, chance = (facts["arms"][name] for name in ("tuner", "draft", "random"))
-    assert tuner["2"]["geomean"] >= 0.94
-    assert tuner["8"]["geomean"] >= 0.97
-    assert tuner["32"]["geomean"] >= 0.985
-    assert tuner["32"]["worst_decile"] >= 0.96
-    assert facts["prune"]["measured_recall_of_ties"] >= 0.90
-    assert facts["prune"]["space_recall"] >= 0.95
-    for count in ("4", "8", "16", "32"):
-        assert tuner[count]["geomean"] > chance[count]["geomean"]
-    # From so few problems the ranker learns little that the draft does not know: not at each count, but on the whole.
-    counts = ("1", "2", "4", "8", "16", "32")
-    assert fmean(tuner[count]["geomean"] for count in counts) > fmean(draft[count]["geomean"] for count in counts)
-    assert facts["expected_us"]["median_abs_log_ratio"] < math.log(1.15)
+    """Bounds that were met with a little to spare, of means over three draws: one alone moves by 0.3 %. Who betters the
+    search may raise them."""
+    documents = [
+        document(
+            replay(recorded, H200, arms=["random", "draft", "tuner"], folds=3, least=100, most=32, drawn=100, seed=seed)
+        )
+        for seed in range(3)
+    ]
+
+    def mean(arm: str, count: int, of: str = "geomean") -> float:
+        return fmean(facts["arms"][arm][str(count)][of] for facts in documents)
+
+    assert mean("tuner", 2) >= 0.95
+    assert mean("tuner", 8) >= 0.97
+    assert mean("tuner", 32) >= 0.985
+    assert mean("tuner", 32, "worst_decile") >= 0.965
+    counts = (1, 2, 4, 8, 16, 32)
+    assert all(mean("tuner", count) > mean("random", count) for count in counts)
+    # The draft's constants were fitted to these very problems, and so few others teach the ranker little: it has not to
+    # be behind by more than draws differ.
+    tuner, draft = (fmean(mean(arm, count) for count in counts) for arm in ("tuner", "draft"))
+    assert tuner > draft - 0.003
+    for facts in documents:
+        assert facts["prune"]["measured_recall_of_ties"] >= 0.90
+        assert facts["prune"]["space_recall"] >= 0.95
+        assert facts["expected_us"]["median_abs_log_ratio"] < math.log(1.15)
