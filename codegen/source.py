@@ -363,7 +363,7 @@ def _kernel(problem: Problem, s: Schedule) -> str:
         identity = [
             "  const u32 rank = cluster_rank();",
             "  const int cluster_row = rank % CLUSTER_M, cluster_column = rank / CLUSTER_M;",
-            *walk.places(s, "CLUSTER_M * CLUSTER_N"),
+            *walk.places(s, "(CLUSTER_M * CLUSTER_N)"),
         ]
         ready = ["  cluster_sync();"]
         if s.asks_early:

@@ -216,11 +216,9 @@ def stretch(problem: Problem, s: Schedule) -> list[str]:
 def places(s: Schedule, cluster: str = "") -> list[str]:
     """Lines that define `first_tile`, where a CTA begins in the walk, and `tile_step`; `cluster` is a CUDA expression
     of how many CTAs begin at one place."""
-    each = "" if not cluster else f" / ({cluster})" if " " in cluster else f" / {cluster}"
+    each = f" / {cluster}" if cluster else ""
     if s.hands == 1:
-        step = f" tile_step = gridDim.x{each};"
-        first = f"  const int first_tile = blockIdx.x{each},"
-        return [first + step]
+        return [f"  const int first_tile = blockIdx.x{each}, tile_step = gridDim.x{each};"]
     return [
         f"  // Dealt in turn to {s.hands} stretches of the walk. GPC is filled after GPC: its CTAs then lie apart.",
         f"  const u32 place = blockIdx.x{each}, places = gridDim.x{each}, hand = place % {s.hands};",

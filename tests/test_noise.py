@@ -557,7 +557,9 @@ def test_the_command_writes_a_document_that_reads_back(
     assert second["resolvable"]["final"] != first["resolvable"]["final"]
     older = tmp_path / "older.json"
     older.write_text(json.dumps(first).replace(FINAL.key, "final-older"))
+    capsys.readouterr()
     command.command(["4096", "4096", "4096"], policy=["final"], calls=1, earlier=[older], table=table, out=out)
+    assert "1 of 2 earlier rows left out: final-older had other rules" in " ".join(capsys.readouterr().err.split())
     kept = [(row["policy"], row.get("date")) for row in json.loads(out.read_text())["rows"]]
     assert kept == [(SCREEN.key, first["date"]), (FINAL.key, None)], "the rules of finals have changed since"
     for words, message in (

@@ -18,7 +18,7 @@ from ..heuristics.table import Table
 from ..measure.gpus import hopper
 from ..space import BadInput, Device, NamedProblem, Problem, Schedule, shown, unsupported, violations
 from .inputs import AsJson, Asked, DocumentPath, GpuNumber, TablePath, for_problems, require, whole_number
-from .output import check_writable, command_line, deliver, print_table, progress, stop_early
+from .output import check_writable, command_line, deliver, notes, print_table, progress, stop_early
 
 if TYPE_CHECKING:
     from ..measure.policy import Policy
@@ -66,7 +66,11 @@ def command(
     for name, value, least in (("copies", copies, 2), ("calls", calls, 1), ("selections", selections, 0)):
         if value < least:
             raise BadInput(f"--{name} is {value}: valid is {least} or more")
-    known = [row for path in earlier or () for row in read_rows(path) if _is_of_now(row)]
+    read = [row for path in earlier or () for row in read_rows(path)]
+    known = [row for row in read if _is_of_now(row)]
+    if len(known) < len(read):
+        of = sorted({row["policy"] for row in read if not _is_of_now(row)})
+        notes.print(f"{len(read) - len(known)} of {len(read)} earlier rows left out: {', '.join(of)} had other rules")
     device = hopper(gpu).device
     for each in asked.problems:
         for reason in unsupported(each.problem, device):
