@@ -255,8 +255,8 @@ __device__ __forceinline__ float activation(float x) { return fmaxf(x, 0.0f); }
 __device__ __forceinline__ float activation(float x) {{ return logistic(x, -1.44269504f * x); }}
 """,
     "gelu": f"""\
-{_LOGISTIC}// x * the normal distribution function of x, as x * sigmoid(u): u is x times a polynomial in x^2, within
-// 2^-13 of the value and 2^-18.
+{_LOGISTIC}// x * the normal distribution function of x, as x * sigmoid(u): u is x times a polynomial in x^2. Off
+// by at most 2^-13 of the value plus 2^-18.
 __device__ __forceinline__ float activation(float x) {{
   const float y = x * x;
   const float q = (((-2.1407482e-6f * y + 6.15220511e-5f) * y + 5.64414657e-4f) * y - 0.105770645f) * y - 2.3016653f;
@@ -292,14 +292,16 @@ __device__ __forceinline__ void gate(float (&d)[COUNT]) {
 }"""
 
 
-def _add_residual(comment: str, fused: Epilogue) -> str:
-    """The head of `add_residual`, which does what `comment` says."""
+def _add_residual(source: str, fused: Epilogue) -> str:
+    """The head of `add_residual`; `source` says where the residual is."""
+    what = f"// Adds a piece of the residual{source}."
     if fused.activated_when_added:
-        comment += """
-// An element is activated as it is added to: on their own, the compiler would begin the activations of a whole tile at
-// once and not find registers."""
+        what = f"""\
+// Activates a piece and adds the residual to it{source}.
+// Element by element: the compiler would begin activations that come before it for the whole tile at once, and there
+// are no registers for that."""
     return f"""\
-{comment}
+{what}
 template <int COLUMN, int WIDTH, int COUNT>
 __device__ __forceinline__ void add_residual"""
 
@@ -314,9 +316,7 @@ def _added(fused: Epilogue, element: str, residual: str) -> str:
 
 def _residual_from_chunks(fused: Epilogue) -> str:
     """`add_residual` from shared memory."""
-    head = _add_residual(
-        "// Adds a piece of the residual, which lies in shared memory as a piece to be stored does.", fused
-    )
+    head = _add_residual(", which lies in shared memory as a piece to be stored does", fused)
     parameter = ", float beta" * fused.beta
     return f"""\
 {head}(float (&d)[COUNT], u32 chunk, int thread{parameter}) {{
@@ -373,7 +373,7 @@ def _residual_from_memory(problem: Problem) -> str:
         function, load = _LOAD_TWO, f"load_two({source}, pair + 8 * unit + 1 < n)"
     # Where threads store as well, the compiler would keep the addresses of both from piece to piece.
     hide = '  asm volatile("" : "+r"(row), "+r"(column), "+r"(thread));\n' if copied(problem, "d") else ""
-    head = _add_residual("// Adds a piece of the residual from device memory.", fused)
+    head = _add_residual(" from device memory", fused)
     return f"""\
 {function}
 {head}(float (&d)[COUNT], const {element}* c, long long pitch, int row,

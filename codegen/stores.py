@@ -20,12 +20,19 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
         case 2:
             return [
                 _PIECE_ADDRESS_TRANSPOSED if s.swap_ab else _PIECE_ADDRESS,
-                _stage_piece(problem.fused.activation != "", s.store == "tma"),
+                _stage_piece(_activates_ahead(problem, s), s.store == "tma"),
             ]
         case 4:
             return [_STAGE_FP32_TRANSPOSED if s.swap_ab else _STAGE_FP32]
         case _:
             return [_STAGE_FP8_TRANSPOSED if s.swap_ab else _STAGE_FP8]
+
+
+def _activates_ahead(problem: Problem, s: Schedule) -> bool:
+    """Whether nothing but `stage_piece` keeps the compiler from activating a whole tile at once: loads of a residual
+    from device memory come between activations."""
+    fused = problem.fused
+    return fused.activation != "" and not (fused.activated_when_added and s.residual_buffers == 0)
 
 
 def store_piece(problem: Problem, s: Schedule, piece: Piece, matrix: str, chunk: str) -> list[str]:

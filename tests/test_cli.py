@@ -611,9 +611,11 @@ def test_tune_replays_stops_at_its_budget_and_goes_on(run: Cli, recorded: Path, 
     again = read_journal(out / "journal.jsonl")
     assert again.measures[: len(first.measures)] == first.measures, "nothing measured is lost"
     assert len({(m.problem, m.schedule) for m in again.measures}) == 60, "or measured again"
+    whole = {path: path.read_bytes() for path in (out / "journal.jsonl", out / "table.json")}
     done = run(*command, "--measurements", 60)
     assert f"{out / 'report.md'}" in done.out
     assert "0 new measurements, 60 known before" in done.out
+    assert {path: path.read_bytes() for path in whole} == whole, "what a replayed final finds is not new"
     report = run("report", out)
     assert (report.code, report.out.count("| sq4096 |")) == (0, 1)
     assert "Not in the table" not in report.out, "no suite was asked for"

@@ -280,9 +280,9 @@ def test_a_forest_is_what_walks_over_its_trees_come_to() -> None:
         x = [rng.randrange(-1, 9) / 2 for _ in range(3)]
         walked = [first + sum(_walk(tree, x) for tree in trees) for first, trees in members]
         kept = forest.kept({"a": x[0]}) & forest.kept({"c": x[2], "b": x[1]})
-        assert forest.mean(kept) == pytest.approx(sum(walked) / 3, abs=1e-12)
+        assert forest.values(kept) == pytest.approx(walked, abs=1e-12)
         assert max(map(abs, walked)) <= forest.reach
-    assert Forest.of([(2.5, [])], "").mean(-1) == 2.5
+    assert Forest.of([(2.5, [])], "").values(-1) == [2.5]
 
 
 def _random_tree(rng: random.Random, features: int) -> Tree:

@@ -173,12 +173,13 @@ def test_the_source_has_only_what_is_asked(epilogue: str) -> None:
         ("float beta", fused.beta),
         ("add_residual", fused.residual),
         ("load_bias", bool(fused.bias)),
-        ("activate", bool(fused.activation)),
+        ("= activation(d[j])", bool(fused.activation)),
+        ("activate<", bool(fused.activation) and not fused.activated_when_added),
         ("gate<", fused.gated),
         ("n / 2", fused.gated),
         ("map_aux", fused.aux),
         ("map_aux_up", fused.aux and fused.gated),
-        ("__syncwarp();  // ends a basic block", bool(fused.activation)),
+        ("__syncwarp();  // ends a basic block", bool(fused.activation) and not fused.activated_when_added),
     ):
         assert (word in text) == asked, word
     assert max(map(len, text.splitlines())) <= 120
@@ -274,8 +275,8 @@ def test_a_residual_is_added_to_what_is_activated(tmp_path: Path, epilogue: str,
 
 @pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name != "relu"])
 def test_activations_are_exact_enough(name: str) -> None:
-    """Within 2^-13 of the value and 2^-18: a fraction of rounding to fp16. The formula is read off the source and
-    evaluated in float32."""
+    """Off by at most 2^-13 of the value plus 2^-18: a fraction of rounding to fp16. The formula is read off the
+    source and evaluated in float32."""
     x = np.linspace(-20, 20, 400_001, dtype=np.float32)
     body = re.search(r"float activation\(float x\) \{(.*)\}", activation_function(name, "fp16"), re.DOTALL)
     assert body
