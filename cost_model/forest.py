@@ -45,7 +45,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """The mean of members, each a first guess and the trees that are added to it."""
+    """Members, each a first guess and the trees that are added to it."""
 
     members: tuple[tuple[float, int], ...]
     """Each: the first guess, and how many trees."""
@@ -83,14 +83,14 @@ class Forest:
             kept &= masks[bisect_left(thresholds, value)]
         return kept
 
-    def mean(self, kept: int) -> float:
-        """The value, with the leaves that are not ruled out by any feature."""
+    def values(self, kept: int) -> list[float]:
+        """What each member says, with the leaves that are not ruled out by any feature."""
         # Those before the first that is kept of each tree: no word is zero, so that taking one from each borrows from
         # none.
         before = ~kept & (kept - self.ones)
         words = struct.unpack(self.words, before.to_bytes(struct.calcsize(self.words), "little"))
         values = map(getitem, self.leaves, map(int.bit_length, words))
-        return sum(sum(itertools.islice(values, trees), first) for first, trees in self.members) / len(self.members)
+        return [sum(itertools.islice(values, trees), first) for first, trees in self.members]
 
     @property
     def reach(self) -> float:

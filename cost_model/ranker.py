@@ -22,7 +22,7 @@ from .analytic import H200_CONSTANTS, Constants, analyse, floor_us
 from .costs import Measured, by_problem, costs
 from .features import FEATURES, features
 from .forest import LEAF
-from .predictor import PREDICTOR_VERSION
+from .predictor import DOUBT, PREDICTOR_VERSION
 
 MEMBERS = 8
 TREES = 16
@@ -49,20 +49,26 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Ranker:
-    """Members trained on different halves of the data; their mean ranks."""
+    """Members trained on different draws of the families; their mean ranks, and what they do not agree on."""
 
     members: tuple[GradientBoostingRegressor, ...]
     bias: float
     constants: Constants
 
     def scores(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[float]:
-        """Logarithms of the expected times, up to a constant of the problem: smaller is better."""
+        """Logarithms of the expected times and of the `predictor.DOUBT` about them, up to a constant of the problem:
+        smaller is better."""
         if not schedules:
             return []
-        base, rows = _inputs(problem, schedules, device, self.constants)
-        predicted = [member.predict(rows) for member in self.members]
-        found: list[float] = (base + np.mean(predicted, axis=0)).tolist()
+        expected, doubt = self._expected(problem, schedules, device)
+        found: list[float] = (expected + doubt).tolist()
         return found
+
+    def _expected(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> tuple[Vector, Vector]:
+        """The two parts of the scores."""
+        base, rows = _inputs(problem, schedules, device, self.constants)
+        said = [member.predict(rows) for member in self.members]
+        return base + np.mean(said, axis=0), DOUBT * np.std(said, axis=0)
 
     def rank(self, problem: Problem, schedules: Sequence[Schedule], device: Device) -> list[Schedule]:
         """The schedules, best first."""
@@ -71,7 +77,8 @@ class Ranker:
 
     def expected_us(self, problem: Problem, schedule: Schedule, device: Device) -> float:
         """Expected time of one call in microseconds."""
-        return math.exp(self.scores(problem, [schedule], device)[0] + self.bias)
+        expected, _ = self._expected(problem, [schedule], device)
+        return math.exp(expected[0] + self.bias)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON that `predictor.Predictor` evaluates to the same scores."""
