@@ -220,7 +220,8 @@ def places(s: Schedule, cluster: str = "") -> list[str]:
     if s.hands == 1:
         return [f"  const int first_tile = blockIdx.x{each}, tile_step = gridDim.x{each};"]
     return [
-        f"  // Dealt in turn to {s.hands} stretches of the walk. GPC is filled after GPC: its CTAs then lie apart.",
+        f"  // A wave of tiles is cut into {s.hands} stretches, in which CTAs begin in turn: those launched one after",
+        "  // the other, which run in one GPC, work far apart.",
         f"  const u32 place = blockIdx.x{each}, places = gridDim.x{each}, hand = place % {s.hands};",
         f"  const int first_tile = hand * (places / {s.hands}) + min(hand, places % {s.hands}) + place / {s.hands};",
         "  const int tile_step = places;",

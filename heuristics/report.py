@@ -96,8 +96,8 @@ def _summary(entries: Sequence[Entry]) -> str:
         faster = sum(ratio > 1 for ratio in known)
         lines.append(f"- against {name}: geometric mean {_ratio(geomean(known))}, faster on {faster} of {len(known)}")
     lines.append(
-        f"- counted are the {len(finals)} problems measured by a final policy;"
-        f" {len(entries) - len(finals)} measured by screening are listed only"
+        f"- problems that count, for a final chose their schedule: {len(finals)};"
+        f" listed only, for screens or races did: {len(entries) - len(finals)}"
     )
     return "\n".join(lines)
 

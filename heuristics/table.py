@@ -167,9 +167,9 @@ class Table:
     device: Device
     generator: str
     compiler: str
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...] = field(repr=False)
     """Sorted by problem."""
-    predictor: Mapping[str, Any] | None = None
+    predictor: Mapping[str, Any] | None = field(default=None, repr=False)
     """What `cost_model.predictor` evaluates for problems that are not in the table."""
     held_out_regret: Mapping[str, Any] | None = None
     """Regret of the predictor's choices on problems it was not trained on."""

@@ -362,7 +362,7 @@ ROWS: Sequence[Row] = (
     Row(
         "grid",
         "CTAs of a GPC work on distant tiles",
-        "Tiles beyond the last full wave keep all GPCs busy; but SMs of a GPC share fewer lines.",
+        "Tiles past the last full wave keep all GPCs busy; but SMs of a GPC share fewer lines.",
         on=[{"hands": 2}, {"hands": 8}],
         off={"hands": 1},
         problems=["decode_wide", "flat"],
@@ -473,15 +473,24 @@ def audit_sample(device: Device, count: int = AUDITED, seed: int = 0) -> list[tu
     return [(problem, sample(problem, device, rng)) for problem in itertools.islice(itertools.cycle(problems), count)]
 
 
+def check_rows(ids: Sequence[str]) -> None:
+    """Check that there is a row of each id.
+
+    Raises:
+        BadInput: no row has one of them.
+    """
+    known = list(dict.fromkeys(row.id for row in ROWS))
+    for unknown in (word for word in ids if word not in known):
+        raise BadInput(f"row is {shown(unknown)}: valid are {', '.join(known)}")
+
+
 def plan(table: Table, device: Device, ids: Sequence[str] = ()) -> list[Pair | Impossible]:
     """The pairs of the rows called `ids` (all without any), made of the table's schedules for the problems.
 
     Raises:
         BadInput: no row has one of the ids.
     """
-    known = list(dict.fromkeys(row.id for row in ROWS))
-    for unknown in (word for word in ids if word not in known):
-        raise BadInput(f"row is {shown(unknown)}: valid are {', '.join(known)}")
+    check_rows(ids)
     return [
         _pair(row, name, on, table, device)
         for row in ROWS

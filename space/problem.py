@@ -72,6 +72,13 @@ class Kind(NamedTuple):
     b_rows: str
     d_rows: str
 
+    def __str__(self) -> str:
+        """Its dtype and layout, then what is not the default: `bf16 nt`, `fp8 nt D:bf16 bias+gelu`."""
+        layout = {"k": "n", "m": "t"}[self.a_major] + {"n": "n", "k": "t"}[self.b_major]
+        out = f"D:{self.out_dtype}" if self.out_dtype != self.dtype else ""
+        others = [word for word in self[4:] if word not in ("none", FAST)]
+        return " ".join(word for word in (self.dtype, layout, out, *others) if word)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:

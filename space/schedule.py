@@ -120,9 +120,9 @@ class Schedule:
     of the same lines together; otherwise they take the shares of one tile, which have no line in common."""
 
     hands: int = 1
-    """CTAs (or clusters) launched one after the other are dealt in turn to so many stretches of the walk. The hardware
-    fills GPC after GPC, so that otherwise neighbours of the walk share a GPC, and tiles beyond the last full wave keep
-    few of the GPCs busy."""
+    """Each wave of tiles is cut into so many stretches, and CTAs (or clusters) launched one after the other begin in
+    them in turn. The hardware fills GPC after GPC, so that otherwise neighbours of the walk share a GPC, and tiles past
+    the last full wave keep few of the GPCs busy."""
 
     load: str = "tma"
     """`tma`: one thread has the copy engine load operands; `copy`: all threads of the producer copy those whose rows

@@ -148,7 +148,7 @@ def test_report() -> None:
     assert "| 0.500 | 0.400 | screen-1 | 1 |" in text
     assert "cuBLAS default: geometric mean 1.000, faster on 1 of 2" in text, "of finals"
     assert "best cuBLASLt algorithm: geometric mean 0.857, faster on 1 of 2" in text
-    assert "counted are the 2 problems measured by a final policy; 1 measured by screening" in text
+    assert "a final chose their schedule: 2; listed only, for screens or races did: 1" in text
     assert f"Not in the table, of 2 asked for: {absent.name}." in text
     assert "- audit: 1\n- correct: 4\n" in text
     assert "skipped as unreadable: 7" in text

@@ -56,7 +56,7 @@ def command(
     print_table(
         ["kernels", "mean loss", "worst loss", "joins", "for"],
         [
-            [str(count), f"{mean:.2%}", f"{worst:.2%}", kernel.schedule.name, " ".join(kernel.kind)]
+            [str(count), f"{mean:.2%}", f"{worst:.2%}", kernel.schedule.name, str(kernel.kind)]
             for count, (kernel, mean, worst) in enumerate(rows, start=1)
         ],
     )

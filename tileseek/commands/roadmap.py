@@ -39,6 +39,9 @@ def command(
     if plan:
         _print_plan(ids, table, device)
         return
+    from ..search.roadmap import check_rows
+
+    check_rows(ids)
     hopper(gpu)
     require("tune", "torch", "cuda.bindings", "numpy")
     earlier = _read(out)

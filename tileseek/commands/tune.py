@@ -134,7 +134,9 @@ def _replayed(named: Sequence[NamedProblem], path: Path, journal: Path, objectiv
     if not recorded.measures:
         raise BadInput(f"{path} holds no measurement made for the objective {objective}: valid is another journal")
     measured = {measure.problem for measure in recorded.measures}
-    kept = _keep(named, lambda problem: "" if problem in measured else "it is not in the journal")
+    kept = _keep(
+        named, lambda problem: "" if problem in measured else _impossible(problem, device) or "it is not in the journal"
+    )
     notes.print(f"{len(recorded.measures)} measurements of {len(measured)} problems on {device.name}")
     with Journal(journal, alone=True) as lines:
         yield World(ReplayRunner(recorded, device), kept, lines, _history(journal), {})
@@ -153,7 +155,7 @@ def live(named: Sequence[NamedProblem], gpu: int, journal: Path) -> Iterator[Wor
     from ..measure.supervisor import Measurer
     from ..search.runner import LiveRunner
 
-    kept = _keep(named, lambda problem: "; ".join(unsupported(problem, device)))
+    kept = _keep(named, lambda problem: _impossible(problem, device))
     with Journal(journal, alone=True) as lines:
         history = _history(journal)
         reading = _reading_bundled(device)
@@ -208,6 +210,11 @@ def _device(recorded: JournalContents) -> Device:
     raise BadInput("the journal holds no measurement of a known device: valid is one that `tileseek tune` made")
 
 
+def _impossible(problem: Problem, device: Device) -> str:
+    """Why no kernel computes the problem; no words where one does."""
+    return "; ".join(unsupported(problem, device))
+
+
 def _keep(named: Sequence[NamedProblem], obstacle: Callable[[Problem], str]) -> list[NamedProblem]:
     """The problems that can be tuned; the others are named on stderr.
 
@@ -221,8 +228,10 @@ def _keep(named: Sequence[NamedProblem], obstacle: Callable[[Problem], str]) -> 
         raise BadInput(f"none of {len(named)} problems can be tuned; {name}: {reason}")
     left_out = [name for name, reason in obstacles.items() if reason]
     if left_out:
-        why = f"{left_out[0]}: {obstacles[left_out[0]]}"
-        notes.print(f"left out {len(left_out)} of {len(named)} problems: {some_of(left_out)} ({why})")
+        # One example of each reason.
+        examples = {reason: name for name, reason in reversed(obstacles.items()) if reason}
+        why = [f"{name}: {reason}" for reason, name in reversed(examples.items())]
+        notes.print(f"left out {len(left_out)} of {len(named)} problems: {some_of(left_out)} ({some_of(why, most=4)})")
     return kept
 
 
