@@ -180,13 +180,14 @@ def _store(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
     for turn, (matrix, column, values) in enumerate(outputs, piece.turn * len(outputs)):
         number = turn % s.epilogue_buffers
         place = "" if number == 0 else f" + {number} * CHUNK"
+        stage = stores.stage_function(problem, matrix)
         if s.store == "tma":
             store = stores.store_piece(problem, s, piece, matrix, f"chunks{place}")
         else:
             store = [copying.store(problem, s, piece, f"written{place}")]
         lines += [
             *_wait_for_chunk(problem, s, turn, values),
-            f"stage_piece<{column}, {piece.width}>(accumulators[{piece.block}], chunks{place}, thread);",
+            f"{stage}<{column}, {piece.width}>(accumulators[{piece.block}], chunks{place}, thread);",
             *(fusion.release(s) if matrix == "d" else []),
             "named_sync(1 + consumer, 128);",
             *store,

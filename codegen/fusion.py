@@ -31,10 +31,9 @@ def functions(problem: Problem, s: Schedule) -> list[str]:
     if axis := bias_axis(problem, s):
         found.append(_load_bias(ptx.C_TYPES[read], fused.gated and axis == "column"))
         found.append(_ADD_COLUMN_BIAS if axis == "column" else _ADD_ROW_BIAS)
-    if fused.activation:
-        found.append(activation_function(fused.activation, problem.out_dtype))
-        if not fused.activated_when_added:
-            found[-1] += "\n" + _ACTIVATE
+    if fused.activated in ("before", "added"):
+        activate = "\n" + _ACTIVATE if fused.activated == "before" else ""
+        found.append(activation_function(fused.activation, problem.out_dtype) + activate)
     if fused.gated:
         found.append(_GATE)
     if fused.residual:
@@ -91,7 +90,7 @@ def finish(problem: Problem, s: Schedule, piece: Piece) -> list[str]:
     where = f"<{piece.column}, {piece.width}>(accumulators[{piece.block}]"
     beta = ", beta" * fused.beta
     lines = []
-    if fused.activation and not fused.activated_when_added:
+    if fused.activated == "before":
         lines.append(f"activate{where});")
     if fused.gated:
         lines.append(f"gate{where});")
@@ -295,7 +294,7 @@ __device__ __forceinline__ void gate(float (&d)[COUNT]) {
 def _add_residual(source: str, fused: Epilogue) -> str:
     """The head of `add_residual`; `source` says where the residual is."""
     what = f"// Adds a piece of the residual{source}."
-    if fused.activated_when_added:
+    if fused.activated == "added":
         what = f"""\
 // Activates a piece and adds the residual to it{source}.
 // Element by element: the compiler would begin activations that come before it for the whole tile at once, and there
@@ -309,7 +308,7 @@ __device__ __forceinline__ void add_residual"""
 def _added(fused: Epilogue, element: str, residual: str) -> str:
     """The statement that adds `residual` to an element of the piece."""
     added = f"beta * {residual}" if fused.beta else residual
-    if fused.activated_when_added:
+    if fused.activated == "added":
         return f"{element} = activation({element}) + {added};"
     return f"{element} += {added};"
 

@@ -47,9 +47,20 @@ class Epilogue:
         return self.aux or self.gated
 
     @property
-    def activated_when_added(self) -> bool:
-        """Whether kernels activate an element as they add the residual to it: nothing comes between the two."""
-        return bool(self.activation) and self.residual and not self.gated
+    def activated(self) -> str:
+        """When kernels whose tensor cores multiply activate an element: as the residual is `added` to it, as it is
+        `stored`, or `before`, with all of its piece; no word where there is nothing to activate.
+
+        The compiler begins activations early where it can, those of a whole tile, and does not find registers for them.
+        Before a gate, or after a bias has been read from shared memory, it cannot.
+        """
+        if not self.activation:
+            return ""
+        if self.gated:
+            return "before"
+        if self.residual:
+            return "added"
+        return "before" if self.bias else "stored"
 
     @classmethod
     def parse(cls, text: str) -> Epilogue:

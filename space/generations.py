@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from .problem import Problem
 from .resources import registers_for_parts, turns_crowd_loop, two_parts_spill, wanted_for_parts
-from .schedule import Schedule
+from .schedule import GEMV, Schedule
 
 
 def _fits_better(problem: Problem, schedule: Schedule) -> bool:
@@ -30,8 +30,8 @@ CHANGES: Mapping[str, Callable[[Problem, Schedule], bool]] = {
     "6": lambda problem, schedule: (
         schedule.reduction == "shares" and registers_for_parts(schedule) < wanted_for_parts(schedule)
     ),
-    # An element is activated as the residual is added to it, not with all others of its piece before.
-    "7": lambda problem, schedule: problem.fused.activated_when_added,
+    # An element is activated as the residual is added to it, or as it is stored, and not with its piece before.
+    "7": lambda problem, schedule: problem.fused.activated in ("added", "stored") and schedule.arrangement != GEMV,
 }
 """For each version, whether the kernel of a schedule for a problem is another than that of the version before."""
 

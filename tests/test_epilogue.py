@@ -39,6 +39,8 @@ COOPERATIVE = Schedule.parse("coop2_128x256x64_s3_w0_c2x1_pall_rm8_reg40-232_tma
 COMBINATIONS = [
     "bias+gelu",
     "bias_m+silu",
+    "alpha+silu",
+    "aux+gelu",
     "silu+residual",
     "alpha+gelu_tanh+residual+beta",
     "alpha+bias+aux+gelu",
@@ -173,13 +175,14 @@ def test_the_source_has_only_what_is_asked(epilogue: str) -> None:
         ("float beta", fused.beta),
         ("add_residual", fused.residual),
         ("load_bias", bool(fused.bias)),
-        ("= activation(d[j])", bool(fused.activation)),
-        ("activate<", bool(fused.activation) and not fused.activated_when_added),
+        ("activation(d[j])", bool(fused.activation)),
+        ("activate<", fused.activated == "before"),
+        ("stage_activated", fused.activated == "stored"),
         ("gate<", fused.gated),
         ("n / 2", fused.gated),
         ("map_aux", fused.aux),
         ("map_aux_up", fused.aux and fused.gated),
-        ("__syncwarp();  // ends a basic block", bool(fused.activation) and not fused.activated_when_added),
+        ("__syncwarp();  // ends a basic block", fused.activated in ("before", "stored")),
     ):
         assert (word in text) == asked, word
     assert max(map(len, text.splitlines())) <= 120
@@ -191,7 +194,7 @@ def test_a_chunk_is_waited_for_just_before_it_is_written_again(epilogue: str, bu
     text = generate(replace(LARGE, epilogue=epilogue), replace(COOPERATIVE, epilogue_buffers=buffers)).text
     end = text[text.rindex("keep_bias(" if "bias" in epilogue else "wgmma_wait<0>") :]
     lines = [line.strip() for line in end.splitlines()]
-    stages = [i for i, line in enumerate(lines) if line.startswith("stage_piece<")]
+    stages = [i for i, line in enumerate(lines) if line.startswith(("stage_piece<", "stage_activated<"))]
     stores = [i for i, line in enumerate(lines) if line.startswith("if (thread == 0) tma_store(")]
     waits = [i for i, line in enumerate(lines) if "tma_store_wait<BUFFERS - 1>" in line]
     assert len(stages) == len(stores) > buffers

@@ -19,6 +19,7 @@ MOST = 64
 """More stores than a thread has for one piece."""
 
 HOST = """
+#include <cmath>
 #include <cstring>
 #define __device__
 #define __forceinline__ inline
@@ -79,14 +80,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("stores")
 
 
-def staged(folder: Path, out_dtype: str, swap: bool, width: int, values: np.ndarray) -> Staged:
-    library = folder / f"{out_dtype}{swap}.so"
+def staged(folder: Path, out_dtype: str, swap: bool, width: int, values: np.ndarray, epilogue: str = "none") -> Staged:
+    library = folder / f"{out_dtype}{swap}{epilogue}.so"
     if not library.exists():
         schedule = Schedule.parse(SCHEDULE.name + "_swap") if swap else SCHEDULE
-        text = "\n".join(stores.functions(Problem(64, 128, 128, "fp8", out_dtype=out_dtype), schedule))
+        problem = Problem(64, 128, 128, "fp8", out_dtype=out_dtype, epilogue=epilogue)
+        text = "\n".join(stores.functions(problem, schedule))
         text = re.sub(r"__device__ __forceinline__ void store_\w+\(.*?\n\}\n", "", text, flags=re.DOTALL)
         eight = "run<8>(chunk, log, d)" if out_dtype == "fp32" or swap else "0"
         run = RUN.replace("MOST", str(MOST)).replace("EIGHT", eight)
+        run = run.replace("stage_piece", stores.stage_function(problem, "d"))
         native.library(HOST + text + run, folder, library.stem)
     # What each thread holds of both pieces: d[4 * block + 2 * half + e] is row 16 w + lane / 4 + 8 * half.
     thread, block, half, e = np.ix_(range(128), range(width // 4), range(2), range(2))
@@ -109,6 +112,16 @@ CASES = [
     for swap in (False, True)
     for width in widths + ((8,) if out_dtype == "fp8" and swap else (64,) if out_dtype == "fp32" and swap else ())
 ]
+
+
+@pytest.mark.parametrize("out_dtype", ["fp32", "fp8"])
+@pytest.mark.parametrize("swap", [False, True])
+def test_what_is_activated_as_it_is_stored_is_the_same_elsewhere(folder: Path, out_dtype: str, swap: bool) -> None:
+    values = (np.arange(64 * 64) * 7919 % 251 - 125).reshape(64, 64)
+    activated = staged(folder, out_dtype, swap, 32, values, "relu")
+    expected = staged(folder, out_dtype, swap, 32, np.maximum(values, 0))
+    assert (values < 0).any() and (activated.memory == expected.memory).all() and expected.memory.any()
+    assert (activated.log == expected.log).all()
 
 
 @pytest.mark.parametrize(("out_dtype", "swap", "width"), CASES)
