@@ -25,6 +25,8 @@ KINDS = [
     ("fp16", "nn", "alpha+bias_m+residual+beta"),
     ("bf16", "nt", "bias+aux+relu+residual"),
     ("fp16", "tt", "aux+relu"),
+    ("bf16", "nn", "alpha+gelu"),
+    ("fp16", "nt", "silu+residual"),
     ("bf16", "nt", "gated"),
     ("bf16", "nn", "bias+relu+gated"),
     ("fp16", "nt", "alpha+bias+aux+relu+gated+residual+beta"),
@@ -56,10 +58,17 @@ def measurer() -> Iterator[Measurer]:
         yield instrument
 
 
-@pytest.mark.parametrize(("dtype", "layout", "epilogue"), KINDS)
-def test_random_schedules_are_right(measurer: Measurer, dtype: str, layout: str, epilogue: str) -> None:
+@pytest.mark.parametrize(
+    "problem",
+    [
+        *(Problem(520, 1552, 1040, dtype=dtype, layout=layout, epilogue=epilogue) for dtype, layout, epilogue in KINDS),
+        Problem(520, 1552, 1040, out_dtype="fp32", epilogue="aux+gelu"),
+        Problem(520, 1552, 1040, dtype="fp8", out_dtype="fp8", epilogue="scale+silu"),
+    ],
+    ids=lambda problem: problem.key,
+)
+def test_random_schedules_are_right(measurer: Measurer, problem: Problem) -> None:
     """On normal data, and on the odd-shaped companions of each schedule."""
-    problem = Problem(520, 1552, 1040, dtype=dtype, layout=layout, epilogue=epilogue)
     rng = random.Random(problem.key)
     schedules = list(dict.fromkeys(sample(problem, measurer.device, rng) for _ in range(24)))
     with CompilePool() as pool:
