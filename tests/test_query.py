@@ -80,6 +80,9 @@ def test_a_trained_predictor_answers_from_the_shortlist() -> None:
     for overlap in ("none", "launch"):
         choice = best_schedule(Problem(3000, 4096, 4096, overlap=overlap), known)
         assert (choice.provenance, choice.schedule, choice.origin) == ("model", FIRST, None)
+    # The times of the nearest problems say what the predictor's are worth.
+    slower = build_table(contents([replace(m, median_us=2 * m.median_us) for m in measures]), H200, known.predictor)
+    assert best_schedule(choice.problem, slower).expected_us == pytest.approx(2 * choice.expected_us)
     assert 10 < choice.expected_us < 1000
     assert known.held_out_regret is not None
     assert make_table(contents(measures[::-1]), H200).dumps() == known.dumps()
