@@ -146,10 +146,13 @@ def test_a_journal_tells_what_is_lost_and_what_is_stale(tmp_path: Path) -> None:
     found = list(health.check_journal(path, "c1"))
     assert found[0].ok
     assert f"stale here: 1 of generator 0 with c1, 1 of generator {GENERATOR_VERSION} with c0" in found[1].detail
+    assert found[1].ok, "the problem has a time of today"
     path.write_bytes(path.read_bytes()[:-20])
     damaged = list(health.check_journal(path, ""))
     assert "1 lines unreadable" in damaged[0].detail and not damaged[0].ok
     assert "stale here: 1 of" in damaged[1].detail
+    beside = list(health.check_journal(path, "c2"))
+    assert beside[1].advice == "1 of its problems have no times of today: tune them again"
 
 
 def test_the_command_prints_findings_and_what_to_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

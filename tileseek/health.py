@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from .codegen.cache import Cache
 from .codegen.source import GENERATOR_VERSION
 from .cost_model.predictor import Predictor
-from .heuristics.journal import JournalContents, read_journal
+from .heuristics.journal import Measure, read_journal
 from .heuristics.table import Table
 from .measure import lock
 from .measure.conditions import BRAKES
@@ -169,22 +169,30 @@ def check_journal(path: Path, compiler: str) -> Iterator[Finding]:
         if contents.skipped
         else "",
     )
-    old = stale_here(contents, compiler)
+    old: list[Measure] = []
+    fresh: list[Measure] = []
+    for measure in contents.measures:
+        (old if _is_stale(measure, contents.envs, compiler) else fresh).append(measure)
     if old:
-        tools = ", ".join(f"{count} of {' with '.join(pair)}" for pair, count in sorted(old.items()))
+        tools = Counter(_made_by(measure, contents.envs) for measure in old)
+        counts = ", ".join(f"{count} of generator {' with '.join(pair)}" for pair, count in sorted(tools.items()))
+        alone = {measure.problem for measure in old} - {measure.problem for measure in fresh}
         yield Finding(
-            f"journal {path}", f"stale here: {tools}", "they teach the model still; tune again to have times of today"
+            f"journal {path}",
+            f"stale here: {counts}; they teach the model still",
+            f"{len(alone)} of its problems have no times of today: tune them again" if alone else "",
         )
 
 
-def stale_here(contents: JournalContents, compiler: str) -> Counter[tuple[str, str]]:
-    """How many measures are of other kernels than this installation makes, by the generator and compiler that made
-    them. With no compiler installed the generator alone counts."""
-    found: Counter[tuple[str, str]] = Counter()
-    for measure in contents.measures:
-        env = contents.envs.get(measure.env, {})
-        generator, made_with = str(env.get("generator", "unknown")), str(env.get("compiler", "unknown"))
-        of_today = same_kernel(measure.problem, measure.schedule, generator, GENERATOR_VERSION)
-        if compiler not in ("", made_with) or not of_today:
-            found[f"generator {generator}", made_with] += 1
-    return found
+def _is_stale(measure: Measure, envs: Mapping[str, Mapping[str, Any]], compiler: str) -> bool:
+    """Whether a measure is of another kernel than this installation makes. With no compiler installed the generator
+    alone counts."""
+    generator, made_with = _made_by(measure, envs)
+    of_today = same_kernel(measure.problem, measure.schedule, generator, GENERATOR_VERSION)
+    return compiler not in ("", made_with) or not of_today
+
+
+def _made_by(measure: Measure, envs: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """The generator and the compiler of a measure."""
+    env = envs.get(measure.env, {})
+    return str(env.get("generator", "unknown")), str(env.get("compiler", "unknown"))
