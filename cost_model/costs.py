@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..space import FOR_ENERGY, FOR_TIME, POWER_LIMITED_MHZ, Problem, Schedule
+from ..space import FOR_ENERGY, FOR_TIME, POWER_LIMITED_MHZ, Problem, Schedule, follows_clock
 
 CYCLES = "ratio_cycles"
 TIME = "ratio_to_ref"
@@ -45,15 +45,15 @@ M = TypeVar("M", bound=Measured)
 def yardstick(measures: Iterable[Measured], objective: str = FOR_TIME) -> str:
     """What to compare the measures of one problem by: the name of an attribute.
 
-    Ratios to a reference that ran in the same rounds agree from run to run better than times do; of cycles
-    where power limits the clock. For time it is one that every correct measure has; for another objective, measures
-    without their energy have no cost.
+    Ratios to a reference that ran in the same rounds agree from run to run better than times do; of cycles where power
+    limits the clock and the problem follows it. For time it is one that every correct measure has; for another
+    objective, measures without their energy have no cost.
     """
     if objective != FOR_TIME:
         return ENERGY if objective == FOR_ENERGY else EDP
     correct = [m for m in measures if m.status == "correct"]
-    limited = sum(power_limited(m) for m in correct) * 2 > len(correct)
-    for name in (CYCLES, TIME) if limited else (TIME,):
+    by_clock = held_by_clock(correct)
+    for name in (CYCLES, TIME) if by_clock else (TIME,):
         if correct and all(getattr(m, name) is not None for m in correct):
             return name
     return MICROSECONDS
@@ -84,6 +84,12 @@ def by_problem(measures: Iterable[M]) -> dict[Problem, list[M]]:
     for measure in measures:
         groups.setdefault(measure.problem, []).append(measure)
     return groups
+
+
+def held_by_clock(measures: Sequence[Measured]) -> bool:
+    """Whether the clock decides the times of measures on one problem: power held it down, and the problem follows."""
+    limited = sum(map(power_limited, measures)) * 2 > len(measures)
+    return limited and follows_clock(measures[0].problem)
 
 
 def power_limited(measure: Measured) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from ..cost_model.costs import power_limited
 from ..space import FOR_EDP, FOR_ENERGY, FOR_TIME, BadInput, Schedule
 from .journal import Measure, policy_family, policy_name
+from .pooling import shootout_of
 
 NOISE_VERSION = 1
 
@@ -170,9 +171,7 @@ def clock_repeats(finals: Iterable[Measure]) -> Repeats | None:
     races: dict[tuple[Any, ...], dict[Schedule, float]] = defaultdict(dict)
     for m in finals:
         if power_limited(m) and m.ratio_to_ref and m.ratio_cycles:
-            # The time of cuBLAS tells the finals of a problem apart.
-            race = races[m.problem, m.policy, str(m.raw.get("gpu")), str(m.raw.get("ref_us"))]
-            race[m.schedule] = math.log(m.ratio_to_ref / m.ratio_cycles)
+            races[m.problem, *shootout_of(m)][m.schedule] = math.log(m.ratio_to_ref / m.ratio_cycles)
     met: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for (problem, *_), clocks in races.items():
         for one, other in itertools.combinations(sorted(clocks), 2):

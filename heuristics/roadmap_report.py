@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from ..space import Problem, follows_clock
 from .noise import UNMEASURED
 from .report import markdown_table
 
@@ -17,9 +18,9 @@ _HOW = f"""\
 Each line compares two kernels that differ in one choice, and where the rules do not allow that in what is named as
 well. Both ran in the same rounds of one race, with cuBLAS in between. *Time*, *cycles* and *energy* (of the board, for
 one call) are off over on: **above 1 the choice helps**. The first two are medians of paired rounds with their 95 %
-intervals. Where power limits the clock (*limited*) cycles decide, for time scatters ten times more; elsewhere time
-does; differences below {100 * UNMEASURED["time"]:g} % of time or {100 * UNMEASURED["cycles"]:g} % of cycles are none.
-Base schedules are those of the table for the problem."""
+intervals. Where power limits the clock (*limited*) and tensor cores take longer than memory cycles decide, for time
+scatters ten times more; elsewhere time does. Differences below {100 * UNMEASURED["time"]:g} % of time or
+{100 * UNMEASURED["cycles"]:g} % of cycles are none. Base schedules are those of the table for the problem."""
 
 
 def roadmap_report(document: Mapping[str, Any]) -> str:
@@ -73,7 +74,8 @@ def verdict(row: Row) -> str:
 
 
 def _decides(row: Row) -> str:
-    return "ratio_cycles" if row["power_limited"] else "ratio"
+    by_cycles = row["power_limited"] and follows_clock(Problem.from_json(row["problem"]))
+    return "ratio_cycles" if by_cycles else "ratio"
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:

@@ -8,10 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..cost_model.costs import CYCLES, MICROSECONDS, TIME, cost, power_limited, yardstick
+from ..cost_model.costs import CYCLES, MICROSECONDS, TIME, held_by_clock, yardstick
 from ..space import FOR_TIME, Device, Schedule, bottleneck
 from .journal import Measure
 from .noise import Margins, Noise
+from .pooling import pooled_costs
 
 OF_CHANCE = 2.0
 """Margins within which who is behind the best of several stays in the choice: one tells two schedules apart, but the
@@ -60,42 +61,41 @@ def select_final(
     """The winner among the measures of final shoot-outs on one problem; None when none is correct.
 
     The margins are those of the policies and of the kind of problem; times also tie whose intervals over the rounds
-    meet. A schedule that was measured several times counts by its medians. Where power holds the clock down, who gets
-    the higher clock is chance (`noise.clock_repeats`): there cycles decide, among those that are not slower than the
-    fastest by more than twice the margin of time. Who is slower costs as much more than the cheapest of those as its
-    time is longer than the fastest.
+    meet. What was measured several times counts by all of it (`pooling.pooled_costs`). Where the clock is held down and
+    decides, who gets the higher clock is chance (`noise.clock_repeats`): there cycles decide, among those that are not
+    slower than the fastest by more than twice the margin of time. Who is slower costs as much more than the cheapest of
+    those as its time is longer than the fastest.
     """
     correct = [measure for measure in measures if measure.status == "correct"]
     stick = yardstick(correct, objective)
-    groups: dict[Schedule, list[Measure]] = defaultdict(list)
-    for measure in correct:
-        if cost(measure, stick) is not None:
-            groups[measure.schedule].append(measure)
-    if not groups:
+    costs = pooled_costs(correct, stick)
+    if not costs:
         return None
     margins = margins_among(correct, {m.policy for m in correct}, device, noise, objective)
-    costs = {schedule: _median(group, stick) for schedule, group in groups.items()}
     if stick != CYCLES:
-        return select(costs, margins.cost, incumbent, cost_intervals(groups, stick))
-    times = {schedule: _median(group, TIME) for schedule, group in groups.items()}
+        return select(costs, margins.cost, incumbent, cost_intervals(correct, costs, stick))
+    times = pooled_costs(correct, TIME)
     fastest = min(times.values())
-    eligible = {s: costs[s] for s in groups if times[s] <= fastest * (1 + OF_CHANCE * margins.cost)}
-    slower = {s: min(eligible.values()) * times[s] / fastest for s in groups if s not in eligible}
+    eligible = {s: costs[s] for s in costs if times[s] <= fastest * (1 + OF_CHANCE * margins.cost)}
+    slower = {s: min(eligible.values()) * times[s] / fastest for s in costs if s not in eligible}
     return replace(select(eligible, margins.cycles, incumbent), costs=eligible | slower)
 
 
-def cost_intervals(groups: Mapping[Schedule, Sequence[Measure]], stick: str) -> dict[Schedule, Interval]:
+def cost_intervals(
+    measures: Iterable[Measure], costs: Mapping[Schedule, float], stick: str
+) -> dict[Schedule, Interval]:
     """Between which costs each schedule lies with 95 % probability, by its own times over the rounds: wide for kernels
     that depend on what ran before them. Of cycles none are known."""
-    found: dict[Schedule, Interval] = {}
     if stick not in (TIME, MICROSECONDS):
-        return found
-    for schedule, measures in groups.items():
-        intervals = [measure.interval for measure in measures if measure.interval is not None]
-        if intervals:
-            middle = _median(measures, stick)
-            low, high = (statistics.median(ends) for ends in zip(*intervals, strict=True))
-            found[schedule] = (middle * low, middle * high)
+        return {}
+    intervals: dict[Schedule, list[Interval]] = defaultdict(list)
+    for measure in measures:
+        if measure.interval is not None and measure.schedule in costs:
+            intervals[measure.schedule].append(measure.interval)
+    found = {}
+    for schedule, known in intervals.items():
+        low, high = (statistics.median(ends) for ends in zip(*known, strict=True))
+        found[schedule] = (costs[schedule] * low, costs[schedule] * high)
     return found
 
 
@@ -106,10 +106,4 @@ def margins_among(
     problem that they show it to be."""
     correct = [measure for measure in measures if measure.status == "correct"]
     us = min(measure.median_us or math.inf for measure in correct)
-    limited = sum(map(power_limited, correct)) * 2 > len(correct)
-    return noise.margins(policies, bottleneck(correct[0].problem, device, us, limited), objective)
-
-
-def _median(measures: Sequence[Measure], stick: str) -> float:
-    values = [value for measure in measures if (value := cost(measure, stick)) is not None]
-    return statistics.median(values) if values else math.inf
+    return noise.margins(policies, bottleneck(correct[0].problem, device, us, held_by_clock(correct)), objective)

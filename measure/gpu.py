@@ -15,7 +15,7 @@ from typing import Any
 from ..codegen.nvrtc import compiler_version
 from ..codegen.plan import LaunchPlan, launch_plan
 from ..codegen.source import GENERATOR_VERSION
-from ..space import POWER_LIMITED_MHZ, BadInput, Device, Problem, find_device
+from ..space import POWER_LIMITED_MHZ, BadInput, Device, Problem, find_device, follows_clock
 from . import check
 from .clock import Clock
 from .cublas import CublasLt, LibraryError, Reference, cublas_default
@@ -470,7 +470,7 @@ class GpuSession:
             gpu.stopwatch.race(
                 slots, self._spacer, policy, policy.race_rounds, self._slot_ms, self._rng, lambda _: None, always
             )
-            by_time = policy.claims or self._mhz >= POWER_LIMITED_MHZ
+            by_time = policy.claims or self._mhz >= POWER_LIMITED_MHZ or not follows_clock(self.problem)
             slots.sort(key=lambda slot: median(s.us if by_time else s.us * s.mhz for s in slot.taken))
             ranking = gpu.rankings[key] = [slot.name for slot in slots]
             losers = slots[policy.finalists :]

@@ -50,7 +50,7 @@ class Policy:
     """The fastest of those, which take part in every round."""
     claims: bool = False
     """Whether times of this policy are claimed against cuBLAS: the race for the best algorithm then goes by time
-    also where power is short; otherwise by cycles, which scatter ten times less there."""
+    also where the clock decides; otherwise by cycles, which scatter ten times less there."""
     max_ms: float = 1000.0
     """A candidate that has taken this long, and has three samples, sits out the remaining rounds."""
     timeout_s: float = 20.0

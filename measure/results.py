@@ -93,7 +93,7 @@ class Result:
     throttle: int = 0
     """NVML's clock event reasons seen in the candidate's slots, as bits: 4 is the software power cap."""
     power_limited: bool = False
-    """Whether cuBLAS ran below space.POWER_LIMITED_MHZ on this problem: tune on cycles, claim on time."""
+    """Whether cuBLAS ran below space.POWER_LIMITED_MHZ on this problem."""
     slot_ms: float = 0.0
     discarded: int = 0
     """Samples left out because something else had changed the state of the card (conditions.py)."""
@@ -106,11 +106,6 @@ class Result:
     def correct(self) -> bool:
         """Whether the times may be used."""
         return self.status == CORRECT
-
-    @property
-    def score(self) -> float:
-        """The paired ratio to tune on, against cuBLAS's default: of cycles where power limits, of time elsewhere."""
-        return self.ratio_cycles if self.power_limited else self.ratio_to_ref
 
     def to_json(self) -> dict[str, Any]:
         """Every field by name, for a journal line."""

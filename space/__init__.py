@@ -1,6 +1,6 @@
 """The space: problems, schedules, devices, and the rules that join them. Standard library only."""
 
-from .bottleneck import BOTTLENECKS, LATENCY, MEMORY, POWER, bottleneck
+from .bottleneck import BOTTLENECKS, LATENCY, MEMORY, POWER, bottleneck, follows_clock
 from .device import DEVICES, H100, H200, POWER_LIMITED_MHZ, Device, find_device
 from .enumeration import (
     ALL_VALUES,
@@ -67,6 +67,7 @@ __all__ = [
     "draw",
     "enumerate_schedules",
     "find_device",
+    "follows_clock",
     "kernel_extents",
     "misfits",
     "nearest",

@@ -213,9 +213,9 @@ def test_draft_of_rows_that_tma_does_not_take() -> None:
 
 
 def test_costs_use_one_yardstick() -> None:
-    problem = Problem(16, 4096, 4096)
+    problem = Problem(4096, 4096, 4096)
 
-    def timed(s: Schedule, mhz: float, **fields: float) -> object:
+    def timed(s: Schedule, mhz: float, problem: Problem = problem, **fields: float) -> object:
         return measure_from_json({**measure(problem, s, 10.0).raw, "clock_mhz": mhz, **fields})
 
     other = replace(DECODE, stages=3)
@@ -224,6 +224,10 @@ def test_costs_use_one_yardstick() -> None:
     assert costs(fast)[other] == pytest.approx(1 / 1.2)  # type: ignore[arg-type]
     slow = [timed(DECODE, 1350, ratio_cycles=1.1), timed(other, 1350, ratio_cycles=1.3)]
     assert yardstick(slow) == CYCLES  # type: ignore[arg-type]
+    # What waits for memory takes the same time at any clock: its cycles are the clock's.
+    for waiting in (Problem(128, 8192, 8192), Problem(131072, 256, 256), Problem(160, 8192, 8192, dtype="fp8")):
+        streamed = [timed(DECODE, 1350, waiting, ratio_cycles=1.1, ratio_to_ref=1.0)]
+        assert yardstick(streamed) == TIME  # type: ignore[arg-type]
     failed = measure(problem, DECODE, 1.0, status="timeout")
     assert cost(failed, MICROSECONDS) is None
     assert costs([failed]) == {}

@@ -134,11 +134,11 @@ def test_intervals_over_rounds_are_of_times_alone() -> None:
     selection = select_final(measures, H200, noise)
     assert selection is not None
     assert (selection.winner, selection.tied) == (FIRST, ()), "of cycles none is known"
-    assert set(cost_intervals({FIRST: measures[:1]}, "ratio_to_ref")) == {FIRST}
-    assert cost_intervals({FIRST: measures[:1]}, "ratio_energy") == {}
+    assert set(cost_intervals(measures[:1], {FIRST: 1.0}, "ratio_to_ref")) == {FIRST}
+    assert cost_intervals(measures[:1], {FIRST: 1.0}, "ratio_energy") == {}
     # Of several finals the median counts, and not the widest.
     wide = [final(FIRST, 1.0, raw={"ci95": {"median_us": [100 - by, 100 + by]}}) for by in (1.0, 2.0, 30.0)]
-    assert cost_intervals({FIRST: wide}, "ratio_to_ref")[FIRST] == pytest.approx((0.98, 1.02))
+    assert cost_intervals(wide, {FIRST: 1.0}, "ratio_to_ref")[FIRST] == pytest.approx((0.98, 1.02))
 
 
 def test_one_interval_alone_makes_a_tie() -> None:

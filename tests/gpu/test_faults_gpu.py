@@ -109,7 +109,7 @@ def test_fifty_candidates_of_which_ten_crash_hang_or_lie(measurer: Measurer) -> 
     overhead = time.monotonic() - between - (between - begin)
     beside = {id(candidate): result for candidate, result in zip(mixed, found, strict=True)}
     apart = [
-        beside[id(candidate)].score / result.score - 1
+        beside[id(candidate)].ratio_to_ref / result.ratio_to_ref - 1
         for candidate, result in zip(fine, alone, strict=True)
         if result.correct
     ]
