@@ -16,7 +16,7 @@ from ..measure.results import Candidate, Result
 from ..measure.supervisor import MeasureError, Measurer
 from ..space import Device, NamedProblem, Problem, Schedule, bottleneck, violations
 from .race import race
-from .runner import Runner
+from .runner import OnMeasure, Runner
 from .shootout import BRIEF_FINAL, FINALS
 from .tuner import LAST
 
@@ -68,7 +68,9 @@ def noise_row(
     }
 
 
-def recheck_row(runner: Runner, named: NamedProblem, entry: Entry, noise: Noise) -> dict[str, Any]:
+def recheck_row(
+    runner: Runner, named: NamedProblem, entry: Entry, noise: Noise, on_measure: OnMeasure = lambda _: None
+) -> dict[str, Any]:
     """What a table says of a problem against what is measured today: its winner, those tied with it and its alternates
     meet in one shoot-out, of the policy that the table's time was measured with where that was one.
 
@@ -77,7 +79,7 @@ def recheck_row(runner: Runner, named: NamedProblem, entry: Entry, noise: Noise)
     """
     schedules = list(dict.fromkeys([*entry.schedules, *map(Schedule.parse, entry.tied)]))
     policy = next((each for each in FINALS if each.key == entry.policy), BRIEF_FINAL)
-    measures = runner.measure(named.problem, schedules, policy, lambda _: None)
+    measures = runner.measure(named.problem, schedules, policy, on_measure)
     selection = select_final(measures, runner.device, noise)
     own = next(measure for measure in measures if measure.schedule == entry.schedule)
     row: dict[str, Any] = {

@@ -17,7 +17,7 @@ import pytest
 import typer
 from fake_gpu import FakeSample
 from journals import FIRST, SECOND, THIRD, contents, measured
-from tileseek.heuristics.journal import Measure
+from tileseek.heuristics.journal import Measure, read_journal
 from tileseek.heuristics.noise import (
     SIGMAS,
     UNMEASURED,
@@ -526,8 +526,14 @@ def test_recheck_measures_as_the_table_was_measured(card: None, table: Path, tmp
     known = json.loads(table.read_text())
     known["entries"][0]["policy"] = FINAL.key
     table.write_text(json.dumps(known))
-    recheck.command(["4096", "4096", "4096"], table=table, out=tmp_path / "recheck.json")
-    assert json.loads((tmp_path / "recheck.json").read_text())["rows"][0]["policy"] == FINAL.key
+    journal = tmp_path / "journal.jsonl"
+    recheck.command(["4096", "4096", "4096"], table=table, journal=journal, out=tmp_path / "recheck.json")
+    (row,) = json.loads((tmp_path / "recheck.json").read_text())["rows"]
+    assert row["policy"] == FINAL.key
+    kept = read_journal(journal)
+    assert {(m.schedule, m.policy, m.env) for m in kept.measures} == {(s, FINAL.key, "e") for s in (FIRST, SECOND)}
+    assert kept.envs["e"]["gpu"] == "NVIDIA H200"
+    assert row["us"] in {m.median_us for m in kept.measures}
 
 
 def test_the_command_writes_a_document_that_reads_back(

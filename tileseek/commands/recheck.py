@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ..api import load_noise, load_table
+from ..heuristics.journal import Journal
 from ..heuristics.table import Table
 from ..measure.gpus import hopper
 from ..space import BadInput, NamedProblem
 from .inputs import AsJson, Asked, DocumentPath, GpuNumber, TablePath, for_problems, require
 from .output import check_writable, command_line, deliver, notes, print_table, progress, stop_early
+
+if TYPE_CHECKING:
+    from ..search.runner import LiveRunner, OnMeasure
 
 DRIFT = 0.03
 REGRET = 0.02
@@ -23,13 +31,17 @@ def command(
     asked: Asked,
     gpu: GpuNumber = 0,
     table: TablePath = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Journal that gets what is measured, for `tileseek export table`.")
+    ] = None,
     out: DocumentPath = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure the schedules that a table names for problems, all of one problem in the same rounds, and compare.
 
     Says how many times are within 3 % of the table's, and how many choices within 2 % of the fastest. Problems that
-    are not in the table are left out.
+    are not in the table are left out. With --journal the results are kept: a table that is made of that journal and
+    those before it knows both cards.
     """
     named = asked.problems
     device = hopper(gpu).device
@@ -40,14 +52,17 @@ def command(
     if len(known) < len(named):
         notes.print(f"{len(named) - len(known)} of {len(named)} problems are not in the table and left out")
     require("tune", "torch", "cuda.bindings")
-    if out is not None:
-        check_writable(out)
-    document, stopped = _measure(known, tuned, gpu)
+    for file in (out, journal):
+        if file is not None:
+            check_writable(file)
+    document, stopped = _measure(known, tuned, gpu, journal)
     deliver(document, out, as_json, _print)
     stop_early(stopped, f"stopped after {len(document['rows'])} of {len(known)} problems")
 
 
-def _measure(named: Sequence[NamedProblem], table: Table, gpu: int) -> tuple[dict[str, Any], str | None]:
+def _measure(
+    named: Sequence[NamedProblem], table: Table, gpu: int, journal: Path | None
+) -> tuple[dict[str, Any], str | None]:
     """The document, and what stopped it early: None for nothing, no words for Ctrl-C."""
     from ..codegen import CompilePool
     from ..measure.supervisor import MeasureError, Measurer
@@ -60,12 +75,13 @@ def _measure(named: Sequence[NamedProblem], table: Table, gpu: int) -> tuple[dic
         CompilePool() as pool,
         Measurer(gpu) as measurer,
         LiveRunner(pool, measurer) as runner,
+        _keeping(journal, runner) as keep,
         progress("measuring", len(named)) as advance,
     ):
         noise = load_noise(measurer.device)
         try:
             for each in named:
-                rows.append(recheck_row(runner, each, table.by_problem[each.problem], noise))
+                rows.append(recheck_row(runner, each, table.by_problem[each.problem], noise, keep))
                 advance(each.name, len(rows))
         except KeyboardInterrupt:
             stopped = ""
@@ -79,6 +95,17 @@ def _measure(named: Sequence[NamedProblem], table: Table, gpu: int) -> tuple[dic
             "summary": summary(rows),
         }
     return document, stopped
+
+
+@contextmanager
+def _keeping(journal: Path | None, runner: LiveRunner) -> Iterator[OnMeasure]:
+    """What takes the measures: a journal, which is told of the environment, or nobody."""
+    if journal is None:
+        yield lambda _: None
+        return
+    with Journal(journal) as lines:
+        lines.append({"kind": "env", "env": runner.env_key, **runner.env})
+        yield lambda measure: lines.append(measure.raw)
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
