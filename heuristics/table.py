@@ -182,7 +182,7 @@ class Table:
     """The entries whose schedule can run its problem on the device by the rules of this version: checked here once,
     so that a query need not."""
     by_kind: Mapping[Kind, tuple[tuple[Place, Entry], ...]] = field(init=False, repr=False)
-    choices: dict[tuple[Problem, Device], Choice] = field(init=False, repr=False, default_factory=dict)
+    choices: dict[tuple[Problem, Device, bool], Choice] = field(init=False, repr=False, default_factory=dict)
     """Answers already given (`query.best_schedule`)."""
 
     def __post_init__(self) -> None:
@@ -374,7 +374,8 @@ def load_table(path: str | Path) -> Table:
             skipped=skipped,
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"the table {path} cannot be read: {error!r}") from error
+        what = f"has no {error}" if isinstance(error, KeyError) else f"cannot be read ({error})"
+        raise BadInput(f"the table {path} {what}: valid is one that `tileseek export table` made") from error
     if skipped:
         warnings.warn(f"{skipped} of {skipped + len(entries)} entries of {path} cannot be read", stacklevel=2)
     return table

@@ -22,6 +22,7 @@ from ..cost_model.ranker import Ranker, train
 from ..cost_model.regret import TIE, split_families
 from ..heuristics.journal import JournalContents, Measure
 from ..space import BadInput, Device, Problem, Schedule, draw, shown
+from .answers import WAYS, Answered, measured_share
 from .budget import Budget
 from .nvidia import available, nvidia_order
 from .runner import ReplayRunner
@@ -233,16 +234,25 @@ def _before(case: Case, schedule: Schedule, drawn: int) -> tuple[float, float]:
     return sum(before) / drawn, sum(itertools.compress(weights, before)) / sum(weights)
 
 
-def document(found: Sequence[Replayed]) -> dict[str, Any]:
-    """The JSON document of a replay."""
+def document(found: Sequence[Replayed], answered: Sequence[Answered] = ()) -> dict[str, Any]:
+    """The JSON document of a replay, and of what queries answered for the same problems."""
     arms = {}
     for name in found[0].efficiency:
         curves = [each.efficiency[name] for each in found]
         arms[name] = {str(count): _summary([curve[count] for curve in curves]) for count in curves[0]}
+    efficiency = {each.problem: each.efficiency for each in answered}
     return {
         "problems": len(found),
         "schedules": sum(each.schedules for each in found),
         "arms": arms,
+        "answers": {
+            way: {
+                **_summary([each.efficiency[way] for each in answered]),
+                "measured": round(measured_share(answered, way), 4),
+            }
+            for way in WAYS
+            if answered
+        },
         "prune": {
             "kept": KEPT,
             "measured_recall": _share([each.survives for each in found]),
@@ -268,6 +278,7 @@ def document(found: Sequence[Replayed]) -> dict[str, Any]:
                     name: {str(count): round(value, 5) for count, value in curve.items()}
                     for name, curve in each.efficiency.items()
                 },
+                "answers": {way: round(value, 5) for way, value in efficiency.get(each.problem, {}).items()},
             }
             for each in found
         ],

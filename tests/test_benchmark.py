@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from statistics import fmean
 
 import pytest
+from journals import ENV
 from synthetic import PROBLEMS, journal
 from tileseek.cost_model.costs import by_problem, costs
 from tileseek.cost_model.ranker import family
 from tileseek.heuristics.journal import Measure, read_journal
-from tileseek.heuristics.table import all_measures
+from tileseek.heuristics.query import Choice, best_schedule
+from tileseek.heuristics.table import Table, all_measures, build_table, load_table
 from tileseek.problems import suite
-from tileseek.results import journal_path
+from tileseek.results import journal_path, table_path
 from tileseek.search import benchmark, nvidia
+from tileseek.search.answers import answers
 from tileseek.search.benchmark import COUNTS, Case, document, replay
 from tileseek.search.sampler import SAMPLERS
 from tileseek.search.spaces import ListedSpace
@@ -138,3 +142,39 @@ def test_the_search_stays_as_good_as_it_is(recorded: list[Measure]) -> None:
         assert facts["prune"]["measured_recall_of_ties"] >= 0.90
         assert facts["prune"]["space_recall"] >= 0.95
         assert facts["expected_us"]["median_abs_log_ratio"] < math.log(1.15)
+
+
+def test_queries_are_asked_of_tables_that_know_nothing_of_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = journal(PROBLEMS, each=EACH)
+    asked: Counter[Problem] = Counter()
+
+    def query(problem: Problem, table: Table, quick: bool) -> Choice:
+        asked[problem] += 1
+        assert table.entries and family(problem) not in {family(entry.problem) for entry in table.entries}
+        return best_schedule(problem, table, quick=quick)
+
+    monkeypatch.setattr("tileseek.search.answers.best_schedule", query)
+    table = build_table(replace(contents, envs={"synthetic": {**ENV, "gpu": "NVIDIA H200"}}), H200)
+    found = answers(contents.measures, table, folds=3, least=EACH)
+    assert asked == Counter({p: 2 for p in PROBLEMS})
+    for each in found:
+        assert all(efficiency > 0.2 for efficiency in each.efficiency.values())
+        # No measured schedule betters the best; one that is judged may.
+        assert all(each.efficiency[way] <= 1 for way, measured in each.measured.items() if measured)
+    facts = document(replay(contents.measures, H200, arms=["draft"], folds=3, least=EACH, drawn=5), found)
+    drafted, quick = facts["answers"]["query"], facts["answers"]["query --quick"]
+    assert drafted["geomean"] > max(0.9, quick["geomean"])
+    assert 0 < drafted["measured"] <= 1
+    with pytest.raises(BadInput, match="no problem with 300 schedules"):
+        answers(contents.measures, table)
+
+
+def test_answers_stay_as_good_as_they_are(recorded: list[Measure]) -> None:
+    """A bound that was met with a little to spare, as above; the table has the entries of other problems too."""
+    table = load_table(table_path(H200))
+    facts = document(
+        replay(recorded, H200, arms=["draft"], folds=3, least=100, drawn=5),
+        answers(recorded, table, folds=3, least=100),
+    )
+    assert facts["answers"]["query"]["geomean"] >= 0.96
+    assert facts["answers"]["query"]["geomean"] > facts["answers"]["query --quick"]["geomean"]

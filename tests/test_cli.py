@@ -372,6 +372,7 @@ def test_speed(run: Cli, table: Path) -> None:
     assert (facts["table_entries"], facts["kernels"], facts["compilers"]) == (1, 2, 1)
     assert 0 < facts["seconds_per_kernel_median"] <= facts["seconds_per_kernel_max"]
     assert facts["next_query_us"] > 0
+    assert 0 < facts["quick_query_us"] <= facts["quick_query_us_p99"]
     assert 0 < facts["unknown_query_us"] <= facts["unknown_query_us_p99"]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from journals import FIFTH, FIRST, FOURTH, SECOND, THIRD, contents, measured
 from tileseek.codegen.plan import launch_plan
 from tileseek.heuristics.journal import Measure
-from tileseek.heuristics.query import Choice, best_schedule
+from tileseek.heuristics.query import Choice, best_schedule, predictor_of
 from tileseek.heuristics.table import Table, build_table
 from tileseek.space import H100, H200, BadInput, Problem, Schedule, sample, violations
 from tileseek.space.rules import SWIZZLES
@@ -78,11 +78,12 @@ def test_a_trained_predictor_answers_from_the_shortlist() -> None:
     ]
     known = make_table(contents(measures), H200)
     for overlap in ("none", "launch"):
-        choice = best_schedule(Problem(3000, 4096, 4096, overlap=overlap), known)
+        choice = best_schedule(Problem(3000, 4096, 4096, overlap=overlap), known, quick=True)
         assert (choice.provenance, choice.schedule, choice.origin) == ("model", FIRST, None)
     # The times of the nearest problems say what the predictor's are worth.
     slower = build_table(contents([replace(m, median_us=2 * m.median_us) for m in measures]), H200, known.predictor)
-    assert best_schedule(choice.problem, slower).expected_us == pytest.approx(2 * choice.expected_us)
+    twice = best_schedule(choice.problem, slower, quick=True).expected_us
+    assert twice == pytest.approx(2 * choice.expected_us)
     assert 10 < choice.expected_us < 1000
     assert known.held_out_regret is not None
     assert make_table(contents(measures[::-1]), H200).dumps() == known.dumps()
@@ -92,6 +93,30 @@ def test_a_trained_predictor_answers_from_the_shortlist() -> None:
     known = build_table(contents([*measures, measured(tuned, THIRD, 9.0)]), H200, known.predictor)
     choice = best_schedule(replace(tuned, overlap="weights"), known)
     assert (choice.provenance, choice.schedule, choice.origin) == ("nearest", THIRD, tuned)
+
+
+def test_an_unknown_problem_is_drafted_for_unless_it_has_to_be_quick() -> None:
+    """The nearest entries' shares of K fit their own tiles; here a tile has other shares, or none."""
+    known = tileseek.load_table(device=H200)
+    predictor = predictor_of(known)
+    assert predictor is not None
+    for problem in (Problem(80, 2056, 40000), Problem(3000, 1304, 9000, layout="tt"), Problem(72, 520, 2000, "fp16")):
+        quick, choice = (best_schedule(problem, known, quick=quick) for quick in (True, False))
+        assert quick.provenance == choice.provenance == "model"
+        assert best_schedule(problem, known, quick=True) is quick
+        times = [predictor.expected_us(problem, each.schedule, H200) for each in (choice, quick)]
+        assert times[0] < times[1]
+        assert not violations(problem, choice.schedule, H200)
+
+
+def test_a_kind_without_an_entry_is_ranked_too() -> None:
+    known = tileseek.load_table(device=H200)
+    problem = Problem(500, 3000, 5000, epilogue="alpha+bias+relu")
+    assert all(entry.problem.kind != problem.kind for entry in known.entries)
+    choice = best_schedule(problem, known)
+    assert (choice.provenance, choice.measured_on) == ("model", "H200")
+    assert choice.expected_us == pytest.approx(best_schedule(problem.plain, known).expected_us, rel=0.5)
+    assert best_schedule(problem, known, quick=True).provenance == "nearest"
 
 
 @pytest.mark.parametrize("predictor", [{}, {"version": 99, "features": []}, {"version": 1, "features": ["x"]}])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..heuristics.table import all_measures
+from ..heuristics.table import all_measures, build_table
 from ..results import journal_path
 from ..space import H200, BadInput, find_device
 from .inputs import AsJson, DocumentPath, MeasuredOn, read_journals, require, whole_number
@@ -30,9 +30,10 @@ def command(
     plot: Annotated[Path | None, typer.Option(help="Picture of the curves, such as curves.svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare ways of searching on a journal: how close to its best schedule they are after 1, 2, 4 ... measurements.
+    """Compare ways of searching on a journal: how close to its best schedule they are after 1, 2, 4 ... measurements,
+    and what a table's query answers after none.
 
-    Problems are held out by (n, k) family: what a search knows beforehand was measured on other families.
+    Problems are held out by (n, k) family: what a search or a table knows beforehand was measured on other families.
     """
     if folds < 2:
         raise BadInput(f"--folds is {folds}: valid is 2 or more")
@@ -42,14 +43,19 @@ def command(
     for path in (out, plot):
         if path is not None:
             check_writable(path)
+    from ..search.answers import answers
     from ..search.benchmark import arm_names, document, replay
 
     arms = arm_names(arm)
     where = find_device(device)
-    measures = all_measures(read_journals(journal or [journal_path(where)]), where)
+    contents = read_journals(journal or [journal_path(where)])
+    measures = all_measures(contents, where)
     with progress("replaying", len({m.problem for m in measures}), lines=True) as advance:
         found = replay(measures, where, arms=arms, folds=folds, least=least, seed=seed, progress=advance)
-    facts = {"command": command_line(), "device": where.name, **document(found)}
+    with progress("asking", len(found), lines=True) as advance:
+        table = build_table(contents, where)
+        answered = answers(measures, table, folds=folds, least=least, seed=seed, progress=advance)
+    facts = {"command": command_line(), "device": where.name, **document(found, answered)}
     if out is not None:
         write_text(out, dumps_json(facts))
     if plot is not None:
@@ -78,6 +84,13 @@ def _print(facts: Mapping[str, Any]) -> None:
         f" it or one within {prune['tie']:.0%} on {prune['measured_recall_of_ties']:.0%}"
     )
     print(f"expected time of the best schedule: off by {expected['median_abs_log_ratio']:.1%} in the median")
+    print(
+        "\nanswers for a problem whose family the table does not know, percent of the best; not measured ones judged:"
+    )
+    ways = facts["answers"].items()
+    numbers = ("geomean", "worst_decile", "within_2", "measured")
+    rows = [[way, *(f"{100 * at[name]:.1f}" for name in numbers)] for way, at in ways]
+    print_table(["", "geometric mean", "worst decile", "within 2 %", "measured"], rows)
 
 
 def _plot(facts: Mapping[str, Any], path: Path) -> None:

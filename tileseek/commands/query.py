@@ -18,13 +18,17 @@ def command(
     asked: Asked,
     table: TablePath = None,
     device: Annotated[str | None, typer.Option(help="Device class, such as H200 (default: this machine's).")] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Go by the nearest problems alone where the table has none: in a millisecond."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the best schedule known for each problem, and where it comes from."""
     named = asked.problems
     source = load_table(table, device)
     if len(named) == 1:
-        choice = best_schedule(named[0].problem, source, device)
+        choice = best_schedule(named[0].problem, source, device, quick)
         if as_json:
             print_json(_document(named[0], choice))
         else:
@@ -33,7 +37,7 @@ def command(
     answers: list[tuple[NamedProblem, Choice | BadInput]] = []
     for each in named:
         try:
-            answers.append((each, best_schedule(each.problem, source, device)))
+            answers.append((each, best_schedule(each.problem, source, device, quick)))
         except BadInput as error:
             answers.append((each, error))
     if as_json:
