@@ -18,7 +18,8 @@ def pack(contents: JournalContents, target: str | Path) -> None:
     candidates that did not compile, then measures in the order they were read. Equal contents give equal bytes.
 
     Of screening, intervals and the clocks of single rounds are left out: nothing reads them, and they are two fifths of
-    the bytes. Its numbers are kept to five digits, times of single rounds to four: both scatter more than that.
+    the bytes. Its numbers are kept to five digits, times of single rounds and errors of results to three: they scatter
+    by as much.
 
     Raises:
         BadInput: the file cannot be written.
@@ -41,7 +42,10 @@ def _screened(measure: Measure) -> dict[str, Any]:
     line = {name: value for name, value in measure.raw.items() if name not in ("ci95", "clocks_mhz", "rounds")}
     line |= {name: _rounded(value, 5) for name, value in line.items() if isinstance(value, float)}
     if measure.times_us:
-        line["times_us"] = [_rounded(time, 4) for time in measure.times_us]
+        line["times_us"] = [_rounded(time, 3) for time in measure.times_us]
+    if isinstance(check := line.get("check"), dict):
+        errors = {name: _rounded(value, 3) for name, value in check.items() if isinstance(value, float)}
+        line["check"] = check | errors
     return line
 
 

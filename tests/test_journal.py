@@ -74,13 +74,14 @@ def test_packing_keeps_the_intervals_of_finals_alone(tmp_path: Path) -> None:
         journal.append({"kind": "env", "env": "e1", "gpu": "NVIDIA H200"})
         for policy in ("screen-1", "final-brief-2"):
             line = measure_line(policy=policy, ci95={"ratio_to_ref": [0.9, 1.1]}, clock_mhz=1493.876)
-            journal.append(line | {"times_us": [10.12345, 11.0, 12.0]})
+            journal.append(line | {"times_us": [10.12345, 11.0, 12.0], "check": {"norm": 0.00166145, "seeds": 1}})
         journal.append(measure_line(kind="compile", status="audit", reason="spills"))
     pack(read_journal(path), tmp_path / "a.jsonl.gz")
     kept = read_journal(tmp_path / "a.jsonl.gz")
     assert ["ci95" in measure.raw for measure in kept.measures] == [False, True]
     assert [measure.raw["clock_mhz"] for measure in kept.measures] == [1493.9, 1493.876]
-    assert [measure.times_us[0] for measure in kept.measures] == [10.12, 10.12345]
+    assert [measure.times_us[0] for measure in kept.measures] == [10.1, 10.12345]
+    assert [measure.raw["check"]["norm"] for measure in kept.measures] == [0.00166, 0.00166145]
     assert [measure.raw["reason"] for measure in kept.compiles] == ["spills"]
     assert kept.envs == read_journal(path).envs
     with pytest.raises(BadInput, match="cannot write"):
