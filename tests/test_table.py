@@ -225,7 +225,7 @@ def test_a_later_minor_version_may_add_fields(tmp_path: Path) -> None:
         ({"schema": TABLE_SCHEMA + 1}, "schema 2: valid is 1"),
         ({"schema": None}, "schema None"),
         ({"device": {"name": "B200"}}, "B200"),
-        ({"device": {}}, "cannot be read"),
+        ({"device": {}}, "has no .name.: valid is one that"),
         ({"entries": None}, "cannot be read"),
     ],
 )
