@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..api import best_schedule, load_table
+from ..heuristics.query import Choice
 from ..measure.gpus import hopper
 from ..space import BadInput, Device, NamedProblem, shown, unsupported
 from .inputs import (
@@ -89,7 +90,11 @@ def _best_known(named: Sequence[NamedProblem], table: Path | None, device: Devic
     if len(runnable) < len(named):
         left_out = ", ".join(each.name for each in named if each not in runnable)
         notes.print(f"{len(named) - len(runnable)} problems without a kernel left out: {left_out}")
-    choices = [best_schedule(each.problem, tuned, device) for each in runnable]
+    choices: list[Choice] = []
+    with progress("choosing", len(runnable)) as advance:
+        for each in runnable:
+            choices.append(best_schedule(each.problem, tuned, device))
+            advance(each.name, len(choices))
     guesses = sum(choice.provenance != "exact" for choice in choices)
     if guesses:
         notes.print(f"{guesses} of {len(choices)} problems are not in the table: their schedules are guesses")

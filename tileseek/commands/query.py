@@ -10,7 +10,7 @@ from ..api import best_schedule, load_table
 from ..heuristics.query import Choice
 from ..space import BadInput, NamedProblem
 from .inputs import AsJson, Asked, TablePath, for_problems
-from .output import print_json, print_table
+from .output import print_json, print_table, progress
 
 
 @for_problems
@@ -35,11 +35,13 @@ def command(
             _print_choice(choice)
         return
     answers: list[tuple[NamedProblem, Choice | BadInput]] = []
-    for each in named:
-        try:
-            answers.append((each, best_schedule(each.problem, source, device, quick)))
-        except BadInput as error:
-            answers.append((each, error))
+    with progress("asking", len(named)) as advance:
+        for each in named:
+            try:
+                answers.append((each, best_schedule(each.problem, source, device, quick)))
+            except BadInput as error:
+                answers.append((each, error))
+            advance(each.name, len(answers))
     if as_json:
         print_json([_document(*answer) for answer in answers])
     else:
