@@ -31,12 +31,11 @@ are not chosen more wisely."""
 
 DRAFTED = 16
 """Schedules of the analytic model's draft that it chooses from as well. What wins depends on how tiles and shares of K
-fill the SMs, which the nearest problem may do quite otherwise: of 116 problems of `results/h200`, with their families
-held out, a choice among the shortlist is in the mean 19 % behind the best known, and 1.6 % with a draft of 16."""
+fill the SMs, which the nearest problem may do quite otherwise: with families held out (`tileseek bench search`) a choice
+among the shortlist comes to 86 % of the best known, and with a draft of 16 to 98 %."""
 
 CALIBRATING = 3
-"""Entries of the nearest problems whose times say how far the predictor's are off there: of the bundled table without
-a problem's family, 2 % in the median instead of 5 %."""
+"""Entries of the nearest problems whose times say how far the predictor's are off there: what is left halves."""
 
 _MOST_CHOICES = 65536
 """Answers a table remembers before it starts afresh."""
@@ -92,9 +91,9 @@ class Choice:
 def best_schedule(problem: Problem, table: Table, device: Device | None = None, quick: bool = False) -> Choice:
     """The schedule to run `problem` with on `device`, by default the one the table was tuned on.
 
-    A problem that is not in the table takes some 50 milliseconds the first time, for a draft of schedules; one
-    with `quick`, which goes by the nearest problems alone and is often far worse. On another device class the
-    table's entries are no more than the nearest ones known, and a warning says so.
+    A problem that is not in the table takes some 50 milliseconds the first time, for a draft of schedules; `quick`
+    goes by the nearest problems alone, in less than one, and is often far worse. On another device class the table's
+    entries are no more than the nearest ones known, and a warning says so.
 
     Raises:
         BadInput: no schedule can run the problem on the device.

@@ -6,6 +6,7 @@ problem's own measures included.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,8 @@ class Answered:
     problem: Problem
     efficiency: dict[str, float] = field(default_factory=dict)
     """For each of WAYS, cost of the best schedule measured over that of the answer."""
-    measured: dict[str, bool] = field(default_factory=dict)
-    """Whether the answer was measured, and not judged."""
+    log_error: dict[str, float] = field(default_factory=dict)
+    """Of those of WAYS whose answer was measured, and not judged: logarithm of the time expected over that measured."""
 
 
 def answers(
@@ -50,6 +51,7 @@ def answers(
     """
     device = table.device
     judge = train(measures, device, seed + 1)
+    times = {(m.problem, m.schedule): m.median_us for m in measures if m.median_us is not None}
     found: list[Answered] = []
     for fold, (training, held) in enumerate(split_families(measures, folds, seed), start=1):
         cases = {p: cost_of for p, group in by_problem(held).items() if len(cost_of := costs(group)) >= least}
@@ -63,13 +65,13 @@ def answers(
             best = min(cost_of, key=lambda s: (cost_of[s], s))
             answered = Answered(problem)
             for way, quick in WAYS.items():
-                schedule = best_schedule(problem, asked, quick=quick).schedule
-                answered.measured[way] = schedule in cost_of
-                answered.efficiency[way] = (
-                    cost_of[best] / cost_of[schedule]
-                    if schedule in cost_of
-                    else judge.expected_us(problem, best, device) / judge.expected_us(problem, schedule, device)
-                )
+                choice = best_schedule(problem, asked, quick=quick)
+                if choice.schedule in cost_of:
+                    answered.efficiency[way] = cost_of[best] / cost_of[choice.schedule]
+                    answered.log_error[way] = math.log(choice.expected_us / times[problem, choice.schedule])
+                else:
+                    expected = [judge.expected_us(problem, s, device) for s in (best, choice.schedule)]
+                    answered.efficiency[way] = expected[0] / expected[1]
             found.append(answered)
             progress(f"fold {fold}", len(found))
     if not found:
@@ -77,6 +79,9 @@ def answers(
     return sorted(found, key=lambda each: each.problem)
 
 
-def measured_share(found: Sequence[Answered], way: str) -> float:
-    """The share of the answers that were measured."""
-    return statistics.fmean(each.measured[way] for each in found)
+def reliability(found: Sequence[Answered], way: str) -> dict[str, float | None]:
+    """The share of the answers that were `measured`, and the median of how far their expected times are off, as
+    `expected_off`: null when none was."""
+    errors = [abs(each.log_error[way]) for each in found if way in each.log_error]
+    off = round(statistics.median(errors), 4) if errors else None
+    return {"measured": round(len(errors) / len(found), 4), "expected_off": off}

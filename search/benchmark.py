@@ -22,7 +22,7 @@ from ..cost_model.ranker import Ranker, train
 from ..cost_model.regret import TIE, split_families
 from ..heuristics.journal import JournalContents, Measure
 from ..space import BadInput, Device, Problem, Schedule, draw, shown
-from .answers import WAYS, Answered, measured_share
+from .answers import WAYS, Answered, reliability
 from .budget import Budget
 from .nvidia import available, nvidia_order
 from .runner import ReplayRunner
@@ -246,10 +246,7 @@ def document(found: Sequence[Replayed], answered: Sequence[Answered] = ()) -> di
         "schedules": sum(each.schedules for each in found),
         "arms": arms,
         "answers": {
-            way: {
-                **_summary([each.efficiency[way] for each in answered]),
-                "measured": round(measured_share(answered, way), 4),
-            }
+            way: {**_summary([each.efficiency[way] for each in answered]), **reliability(answered, way)}
             for way in WAYS
             if answered
         },

@@ -160,11 +160,11 @@ def test_queries_are_asked_of_tables_that_know_nothing_of_the_family(monkeypatch
     for each in found:
         assert all(efficiency > 0.2 for efficiency in each.efficiency.values())
         # No measured schedule betters the best; one that is judged may.
-        assert all(each.efficiency[way] <= 1 for way, measured in each.measured.items() if measured)
+        assert all(each.efficiency[way] <= 1 and abs(error) < 1 for way, error in each.log_error.items())
     facts = document(replay(contents.measures, H200, arms=["draft"], folds=3, least=EACH, drawn=5), found)
     drafted, quick = facts["answers"]["query"], facts["answers"]["query --quick"]
     assert drafted["geomean"] > max(0.9, quick["geomean"])
-    assert 0 < drafted["measured"] <= 1
+    assert 0 < drafted["measured"] <= 1 and 0 < drafted["expected_off"] < 0.2
     with pytest.raises(BadInput, match="no problem with 300 schedules"):
         answers(contents.measures, table)
 

@@ -88,9 +88,9 @@ def _print(facts: Mapping[str, Any]) -> None:
         "\nanswers for a problem whose family the table does not know, percent of the best; not measured ones judged:"
     )
     ways = facts["answers"].items()
-    numbers = ("geomean", "worst_decile", "within_2", "measured")
-    rows = [[way, *(f"{100 * at[name]:.1f}" for name in numbers)] for way, at in ways]
-    print_table(["", "geometric mean", "worst decile", "within 2 %", "measured"], rows)
+    numbers = ("geomean", "worst_decile", "within_2", "measured", "expected_off")
+    rows = [[way, *("-" if at[name] is None else f"{100 * at[name]:.1f}" for name in numbers)] for way, at in ways]
+    print_table(["", "geometric mean", "worst decile", "within 2 %", "measured", "expected off"], rows)
 
 
 def _plot(facts: Mapping[str, Any], path: Path) -> None:
