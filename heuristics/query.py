@@ -31,8 +31,8 @@ are not chosen more wisely."""
 
 DRAFTED = 16
 """Schedules of the analytic model's draft that it chooses from as well. What wins depends on how tiles and shares of K
-fill the SMs, which the nearest problem may do quite otherwise: with families held out (`tileseek bench search`) a choice
-among the shortlist comes to 86 % of the best known, and with a draft of 16 to 98 %."""
+fill the SMs, which the nearest problem may do quite otherwise: with families held out (`tileseek bench search`) a
+choice among the shortlist comes to 86 % of the best known, and with a draft of 16 to 98 %."""
 
 CALIBRATING = 3
 """Entries of the nearest problems whose times say how far the predictor's are off there: what is left halves."""
