@@ -35,7 +35,8 @@ fill the SMs, which the nearest problem may do quite otherwise: with families he
 choice among the shortlist comes to 86 % of the best known, and with a draft of 16 to 98 %."""
 
 CALIBRATING = 3
-"""Entries of the nearest problems whose times say how far the predictor's are off there: what is left halves."""
+"""Entries of the nearest problems whose times say how far the predictor's are off there: with families held out
+expected times are then off by 3.8 % in the median (`tileseek bench search`), without by 4.8."""
 
 _MOST_CHOICES = 65536
 """Answers a table remembers before it starts afresh."""
